@@ -14,6 +14,7 @@ from dlinfer.ops.attention.quantised_decode import quantised_paged_decode_attent
 from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
 from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
 from dlinfer.ops.attention.sparse import lightning_indexer, sparse_flash_attention
+from dlinfer.ops.collective.all_reduce import all_reduce
 from dlinfer.ops.core import kernels
 from dlinfer.ops.core.spec import OpSpec, Tolerance, registry
 from dlinfer.ops.linear.dense import linear
@@ -46,6 +47,7 @@ __all__ = [
     "Tolerance",
     "add_rms_norm",
     "add_rms_norm_w8a8",
+    "all_reduce",
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_interleaved",
     "causal_conv1d",

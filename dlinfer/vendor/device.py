@@ -3,9 +3,11 @@
 A vendor provides one through ``Vendor.load_device``; adaptors call ``discovery.device(device_type)``.
 """
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -93,6 +95,7 @@ class Device(ABC):
     padding_length: the number of keys of a padding row in a captured step: 0, or 1 if the kernels document no length of
         0. The row then reads the first slot of block 0 and writes nothing.
     tensor_parallel: whether a model may span several devices, one process each, joined by ``communicator``.
+    graphs_over_ranks: whether the graphs of such processes may contain ``ops.all_reduce``; else they run eagerly.
     """
 
     streams: Streams
@@ -104,6 +107,7 @@ class Device(ABC):
     graph_class: str | None = None
     padding_length: int = 0
     tensor_parallel: bool = False
+    graphs_over_ranks: bool = False
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
@@ -124,6 +128,17 @@ class Device(ABC):
         Called in each rank, once all have started and before they load weights. index: 0 to count - 1.
         """
 
+    def connect(self, group: int) -> str:
+        """Prepare ``ops.all_reduce`` on a group of ranks. Called on all ranks at once, after ``share``.
+
+        group: a number of ``dlinfer.ops.collective.groups``. Returns the name of the way that sums take; graphs that
+        were compiled for one way are not used with another.
+        """
+        return "torch.distributed"
+
+    def disconnect(self, group: int) -> None:  # noqa: B027
+        """Free what ``connect`` prepared."""
+
     def graph_runner(self) -> Callable[..., Any] | None:
         """Return the vendor's own graph runner for a model's forward, called like LMDeploy's GraphRunner.
 
@@ -142,3 +157,11 @@ class Device(ABC):
     def pack_bf12(self, weight: Tensor) -> Tensor | None:
         """Pack a bfloat16 matrix like ``ops.quantised.bf12.pack``, but faster. None: the caller uses that function."""
         return None
+
+
+def host_identity() -> str:
+    """Return a text that is equal in all processes that see the same host, and in no others."""
+    boot = ""
+    with suppress(OSError):  # not Linux
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot}"

@@ -403,6 +403,7 @@ REWARD: dict[str, Family] = {
 # Weights of 4 bits.
 QUANTISED: dict[str, Family] = {
     "llama_awq": Family("Llama", "AWQ: packed weights without biases"),
+    "llama_awq_groups": Family("Llama", "AWQ: whole groups for two ranks", {"num_key_value_heads": 4}),
     "qwen2_awq": Family(
         "Qwen2",
         "AWQ: packed q, k and v with biases; more columns than a kernel's block, and a part of one",

@@ -57,6 +57,8 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.ranks": "ops framework framework.lmdeploy_ext.errors "
+    "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers",
@@ -64,26 +66,26 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor ops graph.cache framework "
     "graph.torch_private graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
-    "framework.lmdeploy_ext.vision",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.ranks framework.lmdeploy_ext.sampling "
+    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.vision",
     "dlinfer.framework.lmdeploy_ext.checks": "errors settings framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
-    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling "
+    "framework.lmdeploy_ext.ranks framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling "
     "framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.stepping": "utils framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling",
     "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
-    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device",
+    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.ranks",
     "dlinfer.framework.lmdeploy_ext.contract": "dlinfer errors ops framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.errors framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models "
-    "framework.lmdeploy_ext.vision framework.lmdeploy_ext.running framework.lmdeploy_ext.checks "
-    "framework.lmdeploy_ext.stepping framework.lmdeploy_ext.faults.answers "
+    "framework.lmdeploy_ext.vision framework.lmdeploy_ext.ranks framework.lmdeploy_ext.running "
+    "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping framework.lmdeploy_ext.faults.answers "
     "framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
@@ -131,6 +133,7 @@ THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.faults.answers": TORCH | {"fastapi", "lmdeploy", "shortuuid", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.faults": TORCH
     | {"PIL", "fastapi", "lmdeploy", "numpy", "transformers", "xgrammar"},
+    "dlinfer.framework.lmdeploy_ext.ranks": TORCH | {"lmdeploy", "ray"},
     "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
     "dlinfer.framework.lmdeploy_ext.running.metrics": {"prometheus_client"},
     "dlinfer.framework.lmdeploy_ext": TORCH

@@ -15,6 +15,7 @@ HONEST = {
     "dlinfer.graph.interface.interface": "a flag of a tensor is read faster than its device is compared",
     "dlinfer.framework.lmdeploy_ext.conversion.model_files": "LMDeploy reads files into the host's memory",
     "dlinfer.framework.lmdeploy_ext.device.vendor_devices": "what serves where LMDeploy's default, cuda, is not there",
+    "dlinfer.framework.lmdeploy_ext.ranks.ray_cluster": "Ray's name of a resource",
     "dlinfer.framework.lmdeploy_ext.quantise.calibration_job": "where another library is to round",
     "dlinfer.framework.lmdeploy_ext.quantise.loss_job": "the device whose settings are measured",
     "dlinfer.framework.mindie_ext.cache.pool": "blocks that are swapped out stand on the host",

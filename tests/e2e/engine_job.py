@@ -10,6 +10,8 @@ below. ``results.json`` has one object a job, which maps a step's name to what i
 
 import asyncio
 import json
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -235,6 +237,24 @@ def ranks(pipe, step: dict, logits: dict) -> int:
     return sum(one._proc.is_alive() for one in pipe.async_engine.engine.executor.procs)
 
 
+def killed_rank(pipe, step: dict, logits: dict) -> dict:
+    """Kill the second rank while requests run: how long they take to end, how, and how many ranks live on."""
+    ranks = [rank._proc for rank in pipe.async_engine.engine.executor.procs]
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        ranks[1].kill()
+
+    timer = threading.Timer(1, kill)
+    timer.start()
+    responses = pipe(step["prompts"], gen_config=gen_config(step), do_preprocess=False)
+    timer.join()
+    seconds = time.monotonic() - killed[0]
+    reasons = [response.finish_reason for response in responses]
+    return {"seconds": seconds, "reasons": reasons, "alive": sum(rank.is_alive() for rank in ranks)}
+
+
 KINDS = {
     f.__name__: f
     for f in (
@@ -251,6 +271,7 @@ KINDS = {
         placed,
         tables,
         ranks,
+        killed_rank,
     )
 }
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.errors import ending
 from dlinfer.framework.lmdeploy_ext.faults.serving import health_monitor
-from dlinfer.framework.lmdeploy_ext.faults.serving import process as serving
 from tests.serve.processes import ProcessTree
 
 UNSENT_MESSAGE = """
@@ -66,4 +66,4 @@ def test_health_monitor_stops_when_its_first_cancellation_is_swallowed(monkeypat
     ],
 )
 def test_a_death_without_a_word_is_described_by_its_exit_status(exitcode: int, words: str):
-    assert words in serving._ending(exitcode)
+    assert words in ending(exitcode)

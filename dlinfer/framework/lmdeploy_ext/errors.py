@@ -1,5 +1,7 @@
 """Defines the adaptor's own errors, and how messages quote errors of other libraries."""
 
+import signal
+
 from dlinfer.errors import DlinferError
 
 
@@ -7,6 +9,21 @@ def in_short(error: BaseException) -> str:
     """Return an error's class name and the first line of its text. The other lines may fill a page."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :.')}" if lines else type(error).__name__
+
+
+def ending(exitcode: int | None) -> str:
+    """Return how a process ended, as text. exitcode: multiprocessing's."""
+    if exitcode is not None and exitcode < 0:
+        hint = " (as the system does when memory runs out)" if -exitcode == signal.SIGKILL else ""
+        return f"it was killed by {signal.Signals(-exitcode).name}{hint}"
+    return f"its exit status is {exitcode}"
+
+
+class RankEndedError(DlinferError, RuntimeError):
+    """A process of a model that runs as several (tp > 1) has ended, so no more tokens can be computed."""
+
+    message = "the process of rank {rank} of {ranks} ended: {how}. The other ranks are ended too."
+    next_step = "start the engine again; if memory ran out, with a smaller KV cache (num_gpu_blocks)."
 
 
 class NoCudaError(DlinferError, RuntimeError):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer import settings
+from dlinfer.ops.collective.all_reduce import all_reduce as sum_over_ranks
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -45,9 +46,7 @@ def _call_linear(
 
 def reduced(out: Tensor, all_reduce: bool, group: Any) -> Tensor:
     """Return ``out``; if ``all_reduce``, sum it in place over ``group`` first."""
-    if all_reduce:
-        torch.distributed.all_reduce(out, group=group or None)  # pyright: ignore[reportUnknownMemberType]
-    return out
+    return sum_over_ranks(out, group) if all_reduce else out
 
 
 linear.takes(

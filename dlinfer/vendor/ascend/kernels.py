@@ -4,6 +4,7 @@ from dlinfer.vendor.ascend.attention.decode import paged_decode_attention
 from dlinfer.vendor.ascend.attention.prefill import paged_prefill_attention, prefill_attention
 from dlinfer.vendor.ascend.attention.sparse import lightning_indexer, sparse_flash_attention
 from dlinfer.vendor.ascend.linears import (
+    all_reduce,
     linear,
     linear_w8a8,
     linear_w8a8_static,
@@ -28,6 +29,7 @@ from dlinfer.vendor.base import Kernel
 KERNELS: dict[str, Kernel] = {
     kernel.__name__: kernel
     for kernel in (
+        all_reduce,
         rms_norm,
         add_rms_norm,
         rms_norm_w8a8,

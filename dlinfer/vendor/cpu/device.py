@@ -17,6 +17,7 @@ from dlinfer.vendor.streams import HostStreams
 class CpuDevice(Device):
     communicator = "gloo"
     tensor_parallel = True
+    graphs_over_ranks = True
     # Memory bandwidth bounds decode on a CPU: past some tens of sequences a larger batch only adds latency.
     max_batch_size = 64
     # Products of 512 rows run at the CPU's peak already, and more rows take longer for nothing.
@@ -25,6 +26,7 @@ class CpuDevice(Device):
     def __init__(self) -> None:
         self.streams = HostStreams()
         self._share: shares.MemoryShare | None = None
+        self._spins = False
         self.seconds_beside_decoding = settings.current().cpu_step_seconds
         self.seconds_of_prompts = settings.current().cpu_prompt_seconds
         fit_threads()
@@ -37,11 +39,24 @@ class CpuDevice(Device):
 
     def share(self, index: int, count: int) -> None:
         """Limit this process to its part of the host's CPUs and memory. index: its rank among ``count`` processes."""
+        self._spins = shares.has_room_for(count)
         shares.take(shares.share_of(index, count))
         self._share = shares.MemoryShare(count)
 
     def description(self) -> str:
         return f"{usable_cpus()}; torch uses {torch.get_num_threads()}"
+
+    def connect(self, group: int) -> str:
+        """Let the ranks share memory, if all of them are on this host and have the C++ kernels."""
+        from dlinfer.vendor.cpu import ranks
+
+        return "shared memory" if ranks.share_memory(group, spins=self._spins) else super().connect(group)
+
+    def disconnect(self, group: int) -> None:
+        """Give the memory back."""
+        from dlinfer.vendor.cpu import ranks
+
+        ranks.free_memory(group)
 
     def sampler(self) -> Sampler:
         from dlinfer.vendor.cpu.sampling import CpuSampler

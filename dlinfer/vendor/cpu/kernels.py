@@ -6,7 +6,7 @@ Decode has no Python loop over sequences or experts. The KV cache has the defaul
 
 from dlinfer.ops.core.spec import registry
 from dlinfer.vendor.base import Kernel
-from dlinfer.vendor.cpu import elementwise, gated, linears, lora, moe
+from dlinfer.vendor.cpu import elementwise, gated, linears, lora, moe, ranks
 from dlinfer.vendor.cpu.attention import decode, kv_cache, prefill
 from dlinfer.vendor.cpu.bf12 import experts as bf12_experts
 from dlinfer.vendor.cpu.bf12 import matrices
@@ -19,7 +19,7 @@ from dlinfer.vendor.cpu.recurrent import causal_conv1d, gated_delta_rule
 from dlinfer.vendor.cpu.sparse import attention as sparse
 
 _MODULES = (
-    elementwise, gated, linears, lora, moe, decode, kv_cache, prefill, bf12_experts, matrices, eight_bit_experts,
+    elementwise, gated, linears, lora, moe, ranks, decode, kv_cache, prefill, bf12_experts, matrices, eight_bit_experts,
     eight_bit_linears, rows, four_bit_experts, four_bit_linears, causal_conv1d, gated_delta_rule, sparse,
 )  # fmt: skip
 

@@ -326,7 +326,7 @@ def _register_fakes() -> None:
         "largest_tokens drawn_tokens": lambda logits, *rest: logits.new_empty(
             logits.shape[:1], dtype=torch.int64
         ),
-        "fill_kv_cache": lambda *rest: None,
+        "fill_kv_cache all_reduce": lambda *rest: None,
     }
     for names, fake in fakes.items():
         for name in names.split():

@@ -31,6 +31,11 @@ def torch_device(device_type: str) -> str:
     return vendor.device_type
 
 
+def shares_host(device_type: str) -> bool:
+    """Return whether a device_type of ours is a part of its host, as a CPU is, and not a card."""
+    return serves(device_type) and discovery.device(torch_device(device_type)).memory().shared
+
+
 def served() -> list[str]:
     """Return every device_type of ours that works on this machine, sorted."""
     vendors = (vendor for vendor in discovery.loadable() if vendor.load_device is not None)

@@ -24,6 +24,7 @@ COVERED = {
     "lmdeploy.pytorch.engine.model_agent.agent": "streams and events; dummy inputs of the warm-up on 'cuda'",
     "lmdeploy.pytorch.engine.model_agent.inputs_maker": "an event for each batch of inputs",
     "lmdeploy.pytorch.engine.executor.mp_executor": "the process of a rank takes its device",
+    "lmdeploy.pytorch.engine.executor.ray_executor": "the same, started by Ray",
     "lmdeploy.pytorch.engine.cache_engine.engine": "the swap stream and its event",
     "lmdeploy.pytorch.engine.cache_engine.layout": "allocates the KV cache on 'cuda'",
     "lmdeploy.pytorch.engine.logits_process": "the current stream and an event for guided decoding",

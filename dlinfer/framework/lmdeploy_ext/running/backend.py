@@ -19,6 +19,7 @@ from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
 from dlinfer.framework.lmdeploy_ext.layers.quantised import eight_bit, four_bit, kv_quantisation
 from dlinfer.framework.lmdeploy_ext.layers.sparse_attention import indexer
+from dlinfer.framework.lmdeploy_ext.ranks import ray_cluster, sums
 from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.framework.lmdeploy_ext.running.graph_runner import CompiledRunner
 from dlinfer.framework.lmdeploy_ext.sampling import multinomial as sampling
@@ -129,6 +130,17 @@ class OpsBackend(DlinferOpsBackend):
         windows.apply(model, model_config.llm_config or model_config.hf_config)
         runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
         return runner(model, model_config, cache_config, backend_config, device)
+
+    @classmethod
+    def build_communicator(cls, cpu_group: Any, device_group: Any, dist_config: Any) -> Any:
+        """Return what adds up tensors over one group of ranks."""
+        base = super().build_communicator(cpu_group, device_group, dist_config)
+        return sums.communicator(type(base), device_group)
+
+    @staticmethod
+    def support_ray() -> bool:
+        """Return whether Ray may start ranks on this device."""
+        return ray_cluster.is_served(OpsBackend.get_name())
 
     @staticmethod
     def ccl_backend() -> str:

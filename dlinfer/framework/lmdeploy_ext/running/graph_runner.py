@@ -21,6 +21,7 @@ from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.layers import lora
+from dlinfer.framework.lmdeploy_ext.ranks import sums
 from dlinfer.framework.lmdeploy_ext.running.graph_identity import model_identity
 from dlinfer.framework.lmdeploy_ext.running.graph_output_rows import ForwardOfKeptRows, kept_rows
 from dlinfer.framework.lmdeploy_ext.vision import parts
@@ -108,6 +109,7 @@ class CompiledRunner(GraphRunner):
             model_config=self.model_config,
             cache_config=self.cache_config,
             backend_config=self.backend_config,
+            ranks=sums.place(),
         )
         self.counts = RunnerCounts()
         _runners.append(weakref.ref(self.counts, _runners.remove))

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import torch
+import torch.distributed
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
@@ -25,7 +25,26 @@ Step = Callable[[], Awaitable[None]]
 
 
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
-    """Take the next step's arguments from the agent's queue, as its loop does; None if none arrive in ``seconds``."""
+    """Take the next step's arguments from the agent's queue, as its loop does. Return None after ``seconds``.
+
+    Of several ranks the first one decides whether the step came in time, and the others do as it does.
+    """
+    context = agent.dist_ctx
+    if context.dist_config.world_size == 1:
+        return await _next_step(agent, seconds)
+    loop = asyncio.get_running_loop()
+    came = torch.zeros(1, dtype=torch.int8)
+    tell = functools.partial(torch.distributed.broadcast, came, src=0, group=context.cpu_group)
+    if context.rank == 0:
+        step = await _next_step(agent, seconds)
+        came += step is not None
+        await loop.run_in_executor(None, tell)
+        return step
+    await loop.run_in_executor(None, tell)
+    return received(agent, await agent._in_que.get()) if came else None
+
+
+async def _next_step(agent: Any, seconds: float) -> dict[str, Any] | None:
     try:
         # Before Python 3.12 wait_for swallows a cancellation that arrives together with an item.
         async with asyncio.timeout(seconds):

@@ -2,7 +2,7 @@
 
 LMDeploy prefills all waiting prompts before it goes on decoding, thousands of tokens in a step. This takes milliseconds
 on a GPU and seconds on a host, and all streams wait meanwhile. Here decoding steps and chunks of prompts alternate.
-If LMDeploy runs in one process, both share a forward (joined_forward.py). Decoding then costs next to nothing, since a
+On a host both share a forward (joined_forward.py). Decoding then costs next to nothing, since a
 matrix product reads the weights once for all rows.
 """
 
@@ -102,7 +102,7 @@ def _make_forward_inputs(
     _set_limits(self, _prompt_limit(self, is_ahead))
     step = original(self, prefill, enable_empty)
     last_tokens.note(self, step)
-    if step is None or not activation.is_synchronous() or not _is_one_process(self.executor):
+    if step is None or not activation.is_synchronous():
         return step
     # A step that decodes because no prompt could be admitted is followed by another one.
     decodes = step["inputs"] is None and step["delta"] is not None
@@ -123,7 +123,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Return whether LMDeploy runs in one process. Several ranks would have to agree on the steps to join."""
+    """Return whether LMDeploy's engine runs the model in its own process, where steps are timed."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

@@ -66,6 +66,12 @@ def share_of(index: int, count: int, root: Path = Path("/")) -> Share:
     return Share(frozenset(cpu for core in own for cpu in core), max(1, min(len(own), quota)), only)
 
 
+def has_room_for(count: int) -> bool:
+    """Return whether so many ranks can run at once, so that one may wait for the others without sleeping."""
+    usable = usable_cpus()
+    return usable.cores >= count and (usable.quota is None or usable.quota >= count)
+
+
 def _part(items: list[_T], index: int, count: int) -> list[_T]:
     return items[index * len(items) // count : (index + 1) * len(items) // count]
 
@@ -75,7 +81,7 @@ def take(share: Share) -> None:
 
     If the user has set ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``, torch's number of threads is kept. If it is more
     than the share has CPUs, CPUs and memory are not limited either."""
-    if "OMP_NUM_THREADS" not in os.environ and "MKL_NUM_THREADS" not in os.environ:
+    if not any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         torch.set_num_threads(share.threads)
     if torch.get_num_threads() > len(share.cpus) or not sys.platform.startswith("linux"):
         return

@@ -24,6 +24,7 @@ from dlinfer.vendor.cpu.four_bit.linears import native_matmul
 from dlinfer.vendor.cpu.inductor.aten_calls import ATEN_CALLS
 from dlinfer.vendor.cpu.inductor.escaping import LOOPS_ESCAPE
 from dlinfer.vendor.cpu.inductor.fusible import CALLS, NATIVE_FLOATS, NORMS, QUANTISING, is_call, is_norm_call
+from dlinfer.vendor.cpu.ranks import shares_memory
 
 # The C++ kernels take these over if ``_is_native`` allows it. They read weights in place, without packing or copies.
 _NATIVE = {
@@ -33,6 +34,7 @@ _NATIVE = {
     **{
         f"dlinfer::{name}": name
         for name in (
+            "all_reduce",
             *"linear linears linear_bf12 embedding_bf12 weight_quant_matmul linear_w8a8 dynamic_quant".split(),
             *"rms_norm_w8a8 add_rms_norm_w8a8 rms_norm add_rms_norm apply_rotary_pos_emb".split(),
             *"silu_and_mul silu_mul gelu_mul fill_kv_cache paged_decode_attention prefill_attention".split(),
@@ -142,6 +144,7 @@ _PLACES = (torch.int64, torch.int32)
 
 # Ops that reach the C++ kernel only through this vendor's function -> whether a call does.
 _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
+    ops.all_reduce.overload: lambda node: shares_memory(arguments(node)["group"]),
     ops.fill_kv_cache.overload: _is_plain_fill,
     ops.paged_decode_attention.overload: _is_plain_paged,
     ops.paged_prefill_attention.overload: _is_plain_paged,

@@ -4,7 +4,9 @@ The compiler builds them for this CPU; another CPU runs other instructions.
 """
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -60,6 +62,7 @@ def cases() -> Iterator[Case]:
         yield _rows_of_table(dtype)
         yield _masked(dtype)
         yield _copied(dtype)
+        yield _summed(dtype)
         yield _tokens(dtype)
     for op in _BF12_OPS:
         yield _op(op, (op,), torch.bfloat16)
@@ -240,6 +243,34 @@ def _copied(dtype: torch.dtype) -> Case:
         return [filled]
 
     return Case("C++ copies of rows", {"native index_copy_"}, dtype_name(dtype), run, expected)
+
+
+def _summed(dtype: torch.dtype) -> Case:
+    """Whole numbers of two ranks, here two threads, which sum them exactly."""
+    parts = [small_whole(3, 203, shift).to(dtype) for shift in (1, 2)]
+
+    def run() -> Sequence[Tensor]:
+        sum_up = _native("all_reduce")
+        if not hasattr(os, "memfd_create"):
+            raise NotSupportedError("no anonymous files")
+        groups, results = [-2, -3], [part.clone() for part in parts]
+        file = os.memfd_create("dlinfer_selftest")
+        try:
+            os.ftruncate(file, torch.ops.dlinfer_cpu.shared_bytes.default(2))
+            for rank, group in enumerate(groups):
+                torch.ops.dlinfer_cpu.open_group.default(group, file, rank, [os.getpid()] * 2, 0)
+            with ThreadPoolExecutor(2) as ranks:
+                list(ranks.map(sum_up, results, groups))
+            for group in groups:
+                torch.ops.dlinfer_cpu.close_group.default(group)
+        finally:
+            os.close(file)
+        return results
+
+    def expected() -> Sequence[Tensor]:
+        return [parts[0] + parts[1]] * 2
+
+    return Case("C++ sum over ranks", {"native all_reduce"}, dtype_name(dtype), run, expected, 0.0)
 
 
 def _tokens(dtype: torch.dtype) -> Case:

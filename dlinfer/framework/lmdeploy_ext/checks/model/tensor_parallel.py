@@ -6,10 +6,15 @@ from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.device import ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-COMPARED = [f"{name}ForCausalLM" for name in "Llama Qwen2 Qwen3 InternLM2 Mixtral Qwen2Moe Qwen3Moe".split()]
-"""LMDeploy's classes of the model families that tests/e2e/devices/test_tensor_parallel.py compares."""
+_NAMES = "Llama Qwen2 Qwen3 InternLM2 Mixtral Qwen2Moe Qwen3Moe Mistral Gemma Gemma2 InternLM3"
+COMPARED = [f"{name}ForCausalLM" for name in _NAMES.split()]
+"""LMDeploy's classes of the model families that tests/e2e/test_tensor_parallel.py compares."""
 
-_ADVICE = "use tp=1"
+_DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+COMPARED_PACKED = {"awq": _DENSE, "smooth_quant": _DENSE}
+"""LMDeploy's name of a format of few bits -> the classes that are compared in it."""
+
+_ADVICE = "use tp=1, and one server per socket (docs/guides/tensor_parallel.md)"
 
 
 def check_engine_config(config: Any) -> None:
@@ -19,7 +24,7 @@ def check_engine_config(config: Any) -> None:
     device = config.device_type
     if not ranks.are_served(device):
         raise refuse(f"tp={config.tp!r}", _ADVICE, device)
-    if not config.eager_mode:
+    if not config.eager_mode and not ranks.graphs_are_served(device):
         raise refuse(f"tp={config.tp!r} in graph mode", "add eager_mode=True", device)
     if config.adapters:
         raise refuse(f"tp={config.tp!r} with adapters", _ADVICE, device)
@@ -35,7 +40,21 @@ def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> Non
     names = support.architectures(config)
     if not set(names) <= set(COMPARED):
         raise refuse(f"tp={tp} of {', '.join(names)}", f"{_ADVICE}, or a model of {', '.join(COMPARED)}")
-    if any(support.quantisation_of(config)):
-        raise refuse(f"tp={tp} of a quantised model", _ADVICE)
+    for part, stored in support.quantisation_of(config):
+        method = str(stored.get("quant_method", "unknown"))
+        if not set(support.architectures(part)) <= set(COMPARED_PACKED.get(method, ())):
+            raise refuse(f"tp={tp} of a {', '.join(names)} quantised as {method}", _ADVICE)
+        if method == "awq" and not _divides(part, tp * int(stored.get("group_size", 128))):
+            raise refuse(
+                f"tp={tp} of an AWQ model whose layers do not divide into whole groups for each rank", _ADVICE
+            )
     if spec_method is not None:
         raise refuse(f"tp={tp} with speculative decoding", _ADVICE)
+
+
+def _divides(config: dict[str, Any], unit: int) -> bool:
+    """Return whether ``unit`` divides the rows and columns of a dense model's linear layers."""
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    sizes = (config["intermediate_size"], heads * head, (config.get("num_key_value_heads") or heads) * head)
+    return all(size % unit == 0 for size in sizes)

@@ -8,6 +8,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devi
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
+from dlinfer.framework.lmdeploy_ext.ranks import ray_cluster
 from dlinfer.framework.patching import Original, replaces
 
 _FLOATS = "use a model that is quantised, or one in float32, float16 or bfloat16"
@@ -38,10 +39,28 @@ def check_engine_config(config: Any) -> None:
         raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":
         raise refuse(f"role={config.role.name}", "use EngineRole.Hybrid", device)
-    executor = config.distributed_executor_backend
-    if executor not in (None, "mp" if config.tp > 1 else "uni"):
-        advice = "leave it out: one process runs the model, or with tp=N as many as LMDeploy's 'mp' starts"
-        raise refuse(f"distributed_executor_backend={executor!r}", advice, device)
+    _check_executor(config)
+
+
+def _check_executor(config: Any) -> None:
+    from lmdeploy.pytorch import envs
+
+    served = (
+        ["uni"] if config.tp == 1 else ["mp", *(["ray"] if ray_cluster.is_served(config.device_type) else [])]
+    )
+    advice = "leave it out: one process runs the model, or with tp=N as many as LMDeploy's 'mp' starts"
+    for name, executor in (
+        ("distributed_executor_backend", config.distributed_executor_backend),
+        ("LMDEPLOY_EXECUTOR_BACKEND", envs.executor_backend),
+    ):
+        if executor is not None and executor not in served:
+            raise refuse(f"{name}={executor!r}", advice, config.device_type)
+
+
+def _uses_ray(config: Any) -> bool:
+    from lmdeploy.pytorch import envs
+
+    return "ray" in (config.distributed_executor_backend, envs.executor_backend)
 
 
 @replaces(
@@ -72,7 +91,7 @@ def build_specdecode_config(
 ) -> Any:
     is_served = activation.serves(engine_config.device_type)
     if is_served and engine_config.tp > 1:
-        activation.require(ranks.FEATURE)
+        activation.require(ranks.FEATURE, *((ray_cluster.FEATURE,) if _uses_ray(engine_config) else ()))
     if is_served and speculative_config is not None:
         speculation.check_request(speculative_config, engine_config)
         activation.require(drafts.FEATURE)

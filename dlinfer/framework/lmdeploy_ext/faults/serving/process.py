@@ -18,7 +18,8 @@ from typing import Any
 
 from dlinfer.errors import DlinferError, EngineStartError
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
-from dlinfer.framework.lmdeploy_ext.errors import in_short
+from dlinfer.framework.lmdeploy_ext.errors import ending, in_short
+from dlinfer.framework.lmdeploy_ext.ranks.endings import RANKS
 from dlinfer.framework.patching import Original
 
 _SHUTDOWN_SECONDS = 10
@@ -90,6 +91,7 @@ def _start_mp_proc(
 ) -> None:
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import logger
 
+    setattr(self, RANKS, 1 if engine_config is None else engine_config.tp)
     self.mp_ctx = multiprocessing.get_context("spawn")
     self.start_report, report = self.mp_ctx.Pipe(duplex=False)
     with report:
@@ -112,14 +114,7 @@ def _receive(engine: Any) -> tuple[str, Any]:
         return engine.start_report.recv()
     except (EOFError, OSError):  # OSError if it died in the middle of a message
         engine.proc.join(_SHUTDOWN_SECONDS)
-        return "failed", _ending(engine.proc.exitcode)
-
-
-def _ending(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        hint = " (as the system does when memory runs out)" if -exitcode == signal.SIGKILL else ""
-        return f"it was killed by {signal.Signals(-exitcode).name}{hint}"
-    return f"its exit status is {exitcode}"
+        return "failed", ending(engine.proc.exitcode)
 
 
 def _start_error(reason: DlinferError | str) -> DlinferError:

@@ -32,12 +32,12 @@ class LinearBF12(LinearImpl):
         weight: Tensor,
         bias: Tensor | None = None,
         all_reduce: bool = False,
+        group: Any = None,
         *unused: Any,
-        **parallel: Any,
+        **more: Any,
     ) -> Tensor:
         """Return a new bfloat16 tensor [..., out]. x: bfloat16 [..., in]. weight: uint8 [bytes]. bias: [out]."""
-        assert not all_reduce, "weights that several processes share are not packed"
-        return ops.linear_bf12(x, weight, bias, out_features=self.out_features)
+        return ops.linear_bf12(x, weight, bias, self.out_features, all_reduce, group)
 
 
 class ExpertsBF12(FusedMoEImpl):

@@ -47,8 +47,9 @@ class Weight:
 
     module: Any
 
-    def __init__(self, module: nn.Module, pack: Callable[[Tensor], Tensor]) -> None:
-        self.module, self._pack = module, pack
+    def __init__(self, module: nn.Module, pack: Callable[[Tensor], Tensor], parts: int | None = None) -> None:
+        """parts: how many tensors the weight is made of, if this rank copies only a part of each; else None."""
+        self.module, self._pack, self._parts = module, pack, parts
         parameter = self.parameter
         self._shape = parameter.shape
         self.columns = parameter.shape[-1]
@@ -92,11 +93,16 @@ class Weight:
         self.unpack()  # for a checkpoint that has a weight twice
         self._load(parameter, loaded, *part, **named)
         self._copied[part, tuple(sorted(named.items()))] = loaded.numel()
-        if sum(self._copied.values()) == parameter.numel() and self.saved_bytes:
+        if self._is_complete(parameter) and self.saved_bytes:
             packed = self._pack(parameter.data.flatten(0, -2))
             if packed.nbytes <= WORTHWHILE * self.plain_bytes:
                 parameter.data = packed
                 self.is_packed = True
+
+    def _is_complete(self, parameter: nn.Parameter) -> bool:
+        if self._parts is None:
+            return sum(self._copied.values()) == parameter.numel()
+        return len(self._copied) == self._parts
 
 
 class Packing:
@@ -113,7 +119,7 @@ class Packing:
         """
         self._model, self._tied = model, tied
         self.gives_back = type(model).__name__ in table.CLASSES
-        self._layers = [Weight(layer, _pack) for layer in _layers(model)]
+        self._layers = [Weight(layer, _pack, _parts(layer)) for layer in _layers(model)]
         self._experts = [
             (layer, Weight(layer.gate_up, _pack), Weight(layer.down, _pack)) for layer in _experts(model)
         ]
@@ -214,11 +220,19 @@ def _layers(model: nn.Module) -> list[nn.Module]:
         for layer in model.modules()
         if type(layer) in _LINEAR
         and type(layer.impl) is DlinferLinearImpl
-        and layer.tp == 1
         and id(layer) not in heads
         and users[id(layer.weight)] == 1
         and _is_packable(layer.weight)
     ]
+
+
+def _parts(layer: Any) -> int | None:
+    """Return the number of tensors that a layer's weight is made of; None if this process has all of the layer."""
+    if layer.tp == 1:
+        return None
+    if isinstance(layer, QKVBaseLinear):
+        return 3
+    return len(layer.all_out_features) if isinstance(layer, MergedBaseLinear) else 1
 
 
 def _experts(model: nn.Module) -> list[Any]:

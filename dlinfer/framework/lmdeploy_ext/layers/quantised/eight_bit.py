@@ -6,7 +6,7 @@ weights. LMDeploy has no dlinfer layers of FP8. Here weights stay as they are lo
 
 from typing import Any, ClassVar
 
-import torch
+import torch.distributed
 from lmdeploy.pytorch.backends.blockedf8_modules import LinearBlockedF8Impl
 from lmdeploy.pytorch.backends.moe import FusedMoEBlockedF8Impl, FusedMoEStaticF8Impl, FusedMoEW8A8Impl
 from lmdeploy.pytorch.backends.qmodules import LinearW8A8Impl, RMSNormW8A8Impl
@@ -17,6 +17,7 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
+from dlinfer.ops.linear.dense import reduced
 
 _UNQUANTISED = "use the unquantised model in bfloat16 or float32"
 _W8A8 = (torch.int8, torch.float8_e4m3fn)
@@ -70,11 +71,26 @@ class LinearW8A8(_EightBit, LinearW8A8Impl):
         group: Any = None,
     ) -> Tensor:
         """Return [..., out] of the model's dtype. x: QTensor or float [..., in]. weight: [out, in]. scale: [out, 1]."""
-        assert not all_reduce, "tensor parallelism is refused"
         dtype = self.spec.quant_dtype
-        is_quantised = isinstance(x, QTensor)
-        numbers, by = (x.tensor, x.scale) if is_quantised else ops.dynamic_quant(x, dtype, "PER_TOKEN")
-        return ops.linear_w8a8(numbers, weight, by, scale, self.spec.output_dtype, dtype, bias)
+        if isinstance(x, QTensor):
+            numbers, by = x.tensor, x.scale
+        else:
+            numbers, by = _of_all_ranks(x, dtype, group) if all_reduce else ops.dynamic_quant(x, dtype)
+        out = ops.linear_w8a8(numbers, weight, by, scale, self.spec.output_dtype, dtype, bias)
+        return reduced(out, all_reduce, group)
+
+
+def _of_all_ranks(x: Tensor, dtype: torch.dtype, group: Any) -> tuple[Tensor, Tensor]:
+    """Quantise a rank's part of each token with the scale of the whole token, as one rank does.
+
+    x: [..., a rank's part of hidden]. The largest value of the whole token is one more column meanwhile.
+    """
+    place, count = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    largest = x.new_zeros(*x.shape[:-1], count)
+    largest[..., place] = x.abs().amax(-1)
+    largest = ops.all_reduce(largest, group).amax(-1, keepdim=True)
+    numbers, scale = ops.dynamic_quant(torch.cat([x, largest], -1), dtype)
+    return numbers[..., :-1], scale
 
 
 class LinearBlockedF8(_EightBit, LinearBlockedF8Impl):
@@ -87,13 +103,13 @@ class LinearBlockedF8(_EightBit, LinearBlockedF8Impl):
         scale: Tensor,
         bias: Tensor | None = None,
         all_reduce: bool = False,
+        group: Any = None,
         *unused: Any,
-        **parallel: Any,
+        **more: Any,
     ) -> Tensor:
         """Return [..., out]. x: [..., in]. weight: [out, in]. scale: [out / block, in / block]."""
-        assert not all_reduce, "tensor parallelism is refused"
         settings = (self.spec.block_size, self.spec.scale_fmt == "ue8m0")
-        return ops.linear_blocked_fp8(x, weight, scale, bias, *settings)
+        return reduced(ops.linear_blocked_fp8(x, weight, scale, bias, *settings), all_reduce, group)
 
 
 class LinearStaticF8(_EightBit, LinearStaticF8Impl):
@@ -107,12 +123,12 @@ class LinearStaticF8(_EightBit, LinearStaticF8Impl):
         weight_scale: Tensor,
         bias: Tensor | None = None,
         all_reduce: bool = False,
+        group: Any = None,
         *unused: Any,
-        **parallel: Any,
+        **more: Any,
     ) -> Tensor:
         """Return [..., out]. x: [..., in]. weight: [out, in]. input_scale: [1]. weight_scale: [out]."""
-        assert not all_reduce, "tensor parallelism is refused"
-        return ops.linear_static_fp8(x, weight, weight_scale, input_scale, bias)
+        return reduced(ops.linear_static_fp8(x, weight, weight_scale, input_scale, bias), all_reduce, group)
 
 
 # --- experts: hidden_states [tokens, hidden] -> the same shape. LMDeploy's declarations differ from its calls.

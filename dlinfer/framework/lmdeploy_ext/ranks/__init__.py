@@ -1,0 +1,1 @@
+"""Several processes (ranks) for one model: how they add up tensors, decide together, and end together."""

@@ -1,0 +1,205 @@
+"""End all processes of a model when one of them ends, with an error that says which one and why.
+
+LMDeploy's executor looks at no process after its start. If one is killed (memory runs out), or fails, the others wait
+for its part of a sum for ever, and the engine for its answer. If the engine is killed, all of them stay.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing import connection
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation, ranks
+from dlinfer.framework.lmdeploy_ext.errors import RankEndedError, ending
+from dlinfer.framework.patching import Original, replaces
+
+logger = logging.getLogger("dlinfer")
+
+_NAME = "dlinfer_watch"
+"""Attribute of an MPExecutor: its Watch."""
+RANKS = "dlinfer_ranks"
+"""Attribute of a server's ZMQMPEngine: the number of its engine's ranks."""
+_SERVERS_ENGINE = "mp_engine_proc"
+"""The name of the process of a server's engine, as ``faults.serving.process`` gives it."""
+_SECONDS = 3
+"""How long a rank may take to end when asked to, before it is killed, and a server to answer its last requests."""
+_EXECUTOR = "lmdeploy.pytorch.engine.executor.mp_executor"
+_WAITS = "waits for ever once a rank's process has ended"
+
+# --- in the engine's process
+
+
+class Watch:
+    """Waits, on a thread, for the first process of an executor that ends, and then ends the others.
+
+    error: a RankEndedError once a process has ended before ``close``.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self.error: RankEndedError | None = None
+        self._executor, self._closed = executor, False
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        threading.Thread(target=self._run, name="dlinfer_watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Expect that processes end from now on."""
+        self._closed = True
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error.again()
+
+    async def wait(self) -> None:
+        """Wait for the error."""
+        ended = asyncio.Event()
+        self._waiting.append((asyncio.get_running_loop(), ended))
+        while self.error is None:
+            await ended.wait()
+
+    def _run(self) -> None:
+        processes = [rank._proc for rank in self._executor.procs]
+        ended = connection.wait([process.sentinel for process in processes])
+        if self._closed:
+            return
+        number = next(i for i, process in enumerate(processes) if process.sentinel in ended)
+        processes[number].join(_SECONDS)
+        how = ending(processes[number].exitcode)
+        self.error = RankEndedError(rank=number, ranks=len(processes), how=how)
+        logger.error("%s", self.error)
+        for process in processes:
+            process.kill()
+        for loop, event in self._waiting:
+            loop.call_soon_threadsafe(event.set)
+
+
+@replaces(
+    f"{_EXECUTOR}:MPExecutor.__init__",
+    why="does not look whether ranks live. A signal of theirs may let it wait for itself for ever",
+    when=activation.is_on,
+    signature="(self, model_path, model_config, cache_config, backend_config, dist_config, misc_config, "
+    "adapters=None, specdecode_config=None, device_type='cuda', trust_remote_code=False)",
+    for_feature=ranks.FEATURE,
+)
+def _init(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    watch = Watch(self)
+    setattr(self, _NAME, watch)
+    for notifier in (self.comm_notifier, *(buffer.notifier for buffer in self.ret_bufs)):
+        notifier.check = watch.check  # read by ``messages``
+
+
+@replaces(f"{_EXECUTOR}:MPExecutor.wait_tasks", why=_WAITS, when=activation.is_on, for_feature=ranks.FEATURE)
+async def _wait_tasks(original: Original, self: Any) -> None:
+    watch: Watch = getattr(self, _NAME)
+    tasks = [asyncio.ensure_future(original(self)), asyncio.ensure_future(watch.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if watch.error is not None and multiprocessing.current_process().name == _SERVERS_ENGINE:
+        _end_soon()  # after its answers
+    watch.check()
+    await tasks[0]
+
+
+@replaces(
+    f"{_EXECUTOR}:MPExecutor.release",
+    why="ends the processes, which the watch has to expect",
+    when=activation.is_on,
+    for_feature=ranks.FEATURE,
+)
+def _release(original: Original, self: Any) -> None:
+    getattr(self, _NAME).close()
+    original(self)
+
+
+@replaces(
+    f"{_EXECUTOR}:ExecutorProc.join",
+    why="waits for ever for a rank that does not end when asked to",
+    when=activation.is_on,
+    for_feature=ranks.FEATURE,
+)
+def _join(original: Original, self: Any) -> None:
+    if self._proc is None:
+        return
+    self._proc.join(_SECONDS)
+    if self._proc.is_alive():
+        self._proc.kill()
+        original(self)
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._mark_backend_dead",
+    why="a server without an engine answers 503 for ever, where an end would have it started again",
+    when=activation.is_on,
+    for_feature=ranks.FEATURE,
+)
+def _server_without_engine(original: Original, self: Any) -> None:
+    original(self)
+    if getattr(self, RANKS, 1) > 1:
+        logger.error("the engine's process has ended, and so does the server")
+        _end_soon()
+
+
+def _end_soon() -> None:
+    threading.Timer(_SECONDS, os._exit, (1,)).start()
+
+
+# --- in a rank's process
+
+
+@replaces(
+    f"{_EXECUTOR}:ExecutorProc._main_loop_impl",
+    why="a rank that fails waits for the others to end its group, and they wait for it",
+    when=activation.is_on,
+    for_feature=ranks.FEATURE,
+)
+async def _main_loop(
+    original: Original, self: Any, proc_id: int, comm_buf: Any, ret_buf: Any, worker: Any
+) -> None:
+    threading.Thread(target=_end_with_engine, name="end_with_engine", daemon=True).start()
+    comm_buf.notifier.receiver = proc_id  # read by ``messages``
+    try:
+        await original(self, proc_id, comm_buf, ret_buf, worker)
+    except Exception as error:  # noqa: BLE001 - whatever it is ends the model
+        _end(error)
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.start",
+    why="nobody looks at the tasks of a rank: where a step fails, the other ranks wait for it for ever",
+    when=activation.is_on,
+    for_feature=ranks.FEATURE,
+)
+def _start(original: Original, self: Any, forward_event: Any = None) -> None:
+    original(self, forward_event)
+    if multiprocessing.current_process().name.startswith("ExecutorProc-"):
+        for task in (self._background_task, self._preprocess_task):
+            task.add_done_callback(_end_on_failure)
+
+
+def _end_on_failure(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _end(error)
+
+
+def _end(error: BaseException) -> None:
+    """End this process because of an error. The engine then ends the other ranks."""
+    logger.error("%s failed", multiprocessing.current_process().name, exc_info=error)
+    os._exit(1)
+
+
+def _end_with_engine() -> None:
+    """Wait for the end of the engine's process, then end this one: it may wait for another rank in C++."""
+    engine = multiprocessing.parent_process()
+    if engine is not None:
+        engine.join()
+        os._exit(1)

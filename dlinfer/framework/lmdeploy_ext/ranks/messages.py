@@ -1,0 +1,86 @@
+"""Tell ranks of messages by semaphores alone, which a killed process leaves free.
+
+LMDeploy's MPExecutor and its ranks wait for each other by conditions and a barrier. A process that is killed while it
+waits there leaves them locked: whoever sets an event afterwards waits for the dead one to wake up.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from dlinfer.framework.lmdeploy_ext.device import activation, ranks
+from dlinfer.framework.patching import Original, replaces
+
+_WHY = "waits by conditions and a barrier, which a killed process leaves locked for ever"
+_LOOK = 0.2
+"""Seconds between two looks whether to wait on."""
+_NOTIFIER = "lmdeploy.pytorch.engine.executor.mp_executor:Notifier"
+
+_patched = {"when": activation.is_on, "for_feature": ranks.FEATURE}
+
+
+@replaces(f"{_NOTIFIER}.__init__", why=_WHY, **_patched)
+def _init(original: Original, self: Any, num_receiver: int, mp_ctx: Any) -> None:
+    """Make the semaphores.
+
+    sent, free: for each receiver, messages that it has not read, and messages that may still be sent. check: raises
+    where waiting has become useless. receiver: this process's place among the receivers.
+    """
+    from lmdeploy.pytorch.engine.executor.mp_executor import NUM_SHARED_BLOCK
+
+    # A message is written into its block before it is sent, so one block more is in use.
+    self.sent = [mp_ctx.Semaphore(0) for _ in range(num_receiver)]
+    self.free = [mp_ctx.Semaphore(NUM_SHARED_BLOCK - 1) for _ in range(num_receiver)]
+    self.receiver, self.is_closed, self.check = 0, False, None
+
+
+def _acquire(notifier: Any, semaphore: Any) -> None:
+    while not semaphore.acquire(timeout=_LOOK):
+        if notifier.is_closed:
+            raise asyncio.CancelledError
+        if notifier.check is not None:
+            notifier.check()
+
+
+@replaces(f"{_NOTIFIER}.set", why=_WHY, **_patched)
+def _set(original: Original, self: Any) -> None:
+    for free in self.free:
+        _acquire(self, free)
+    for sent in self.sent:
+        sent.release()
+
+
+@replaces(f"{_NOTIFIER}.set_async", why=_WHY, **_patched)
+async def _set_async(original: Original, self: Any) -> None:
+    for free in self.free:
+        if not free.acquire(block=False):
+            await asyncio.get_running_loop().run_in_executor(None, _acquire, self, free)
+    for sent in self.sent:
+        sent.release()
+
+
+@replaces(f"{_NOTIFIER}.wait", why=_WHY, **_patched)
+@contextmanager
+def _wait(original: Original, self: Any) -> Iterator[None]:
+    _acquire(self, self.sent[self.receiver])
+    yield
+    self.free[self.receiver].release()
+
+
+@replaces(
+    f"{_NOTIFIER}.wait_async",
+    why=f"{_WHY}. Every 32nd message it waits for the other ranks in the event loop. If one of them computes by then, "
+    "it waits for this one's part of a sum, for ever",
+    **_patched,
+)
+@asynccontextmanager
+async def _wait_async(original: Original, self: Any) -> AsyncIterator[None]:
+    await asyncio.get_running_loop().run_in_executor(None, _acquire, self, self.sent[self.receiver])
+    yield
+    self.free[self.receiver].release()
+
+
+@replaces(f"{_NOTIFIER}.close", why=_WHY, **_patched)
+def _close(original: Original, self: Any) -> None:
+    self.is_closed = True

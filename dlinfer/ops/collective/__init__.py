@@ -1,0 +1,1 @@
+"""Ops over the processes (ranks) of one model."""
