@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dlinfer.errors import DlinferError
-from dlinfer.serve.errors import JoinError, ReplicaOptionError, ServeSystemError
+from dlinfer.serve.errors import JoinError, ReplicaOptionError, ServePackageError, ServeSystemError
 
 EXIT = (
     "All other options are those of `lmdeploy serve api_server` and go to each server; MODEL comes before them. "
@@ -49,8 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _supervisor(arguments: argparse.Namespace):
     if platform.system() != "Linux":
         raise ServeSystemError(system=platform.system())
-    from dlinfer.serve import join, options, placement, router
-    from dlinfer.serve.supervisor import Supervisor
+    try:
+        from dlinfer.serve import join, options, placement, router
+        from dlinfer.serve.supervisor import Supervisor
+    except ModuleNotFoundError as error:
+        raise ServePackageError(what="dlinfer serve", package=error.name) from None
     from dlinfer.vendor.cpu.host import cpus
 
     if arguments.replicas is not None and arguments.replicas < 1:

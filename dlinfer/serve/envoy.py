@@ -34,6 +34,9 @@ _BODY_BYTES = 64 << 20
 # A replica takes this times the average of unfinished requests before a conversation moves to another one.
 _MOST_LOAD_PERCENT = 150
 
+# A request whose replica dies is asked again at others so often, and no more: it may be the reason that they die.
+_RETRIES = 2
+
 _TYPE = "type.googleapis.com/envoy"
 _REPLICAS = "replicas"
 _CONTROL = "control"
@@ -124,7 +127,7 @@ def _routes() -> list[dict[str, Any]]:
         "hash_policy": [{"header": {"header_name": "x-dlinfer-prefix"}}],
         "retry_policy": {
             "retry_on": "reset,connect-failure,refused-stream",
-            "num_retries": 5,
+            "num_retries": _RETRIES,
             "retry_host_predicate": [
                 {
                     "name": "envoy.retry_host_predicates.previous_hosts",

