@@ -32,7 +32,7 @@ _BODY_BYTES = 64 << 20
 """Bytes of a request at most. Envoy keeps a request until it is answered, to be able to send it again."""
 
 # A replica takes this times the average of unfinished requests before a conversation moves to another one.
-_MOST_LOAD_PERCENT = 150
+_MOST_LOAD_PERCENT = 200
 
 # A request whose replica dies is asked again at others so often, and no more: it may be the reason that they die.
 _RETRIES = 2
@@ -152,7 +152,8 @@ def _replicas_cluster(folder: Path) -> dict[str, Any]:
         },
         "lb_policy": "RING_HASH",
         "common_lb_config": {
-            "healthy_panic_threshold": {"value": 0.0},
+            # Where Envoy finds no replica well, it asks all that are listed: the supervisor lists those that answer.
+            "healthy_panic_threshold": {"value": 1.0},
             "update_merge_window": "0s",  # a replica that is well gets requests at once
             "consistent_hashing_lb_config": {"hash_balance_factor": _MOST_LOAD_PERCENT},
         },
