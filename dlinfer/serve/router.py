@@ -92,7 +92,7 @@ class Router:
 
     async def metrics(self) -> str:
         """Return the router's counters in Prometheus's text format."""
-        return await self._admin("GET", "/stats/prometheus?usedonly&filter=(cluster.replicas|http.router)")
+        return await self._admin("GET", "/stats/prometheus?filter=(cluster.replicas|http.router)")
 
     async def kill(self) -> None:
         """End the router at once."""
