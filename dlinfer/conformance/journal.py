@@ -38,7 +38,10 @@ def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
 
 
 def _matters(place: str, module: str) -> bool:
-    """Return whether results depend on a file of dlinfer; they do not on adaptors, command line and other vendors."""
+    """Return whether a change to dlinfer's file ``place`` can change the results of the vendor in ``module``.
+
+    Files of the adaptors, of the command line and of vendors other than this one cannot.
+    """
     top, _, rest = place.partition("/")
     if top in ("framework", "cli"):
         return False

@@ -62,7 +62,7 @@ class MissingEntryError(LookupError):
 
 
 class ArtifactCache:
-    """Entries of one kind in one folder."""
+    """A cache on disk: one folder with the entries of one kind, such as compiled graphs."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder / kind

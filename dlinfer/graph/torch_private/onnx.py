@@ -1,9 +1,8 @@
 """torch.onnx's exporter: its table of translations, and its translation of a graph node by node.
 
 The public ``torch.onnx.export`` retraces a whole exported program and reads its table anew at each call. For a region
-of five nodes it takes seconds, and the functions here take milliseconds. The public function also drops a program's
-writes into its inputs, and refuses custom ops that write. A region is functionalized before the export
-(``dlinfer.graph.functional``), so only the table and the translation are needed.
+of five nodes it takes seconds, and the functions here take milliseconds. A region needs only the table and the
+translation: ``dlinfer.graph.functional`` has removed its writes before, which the public function would drop or refuse.
 ``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
 

@@ -96,7 +96,10 @@ def _nonce(header: bytes, number: int, last: bool) -> bytes:
 
 
 class SealedWriter:
-    """A stream that encrypts data and writes the frames to another stream. ``close`` ends the file."""
+    """A stream that encrypts what is written to it, and writes the result to another stream in frames.
+
+    ``close`` writes the last frame, without which the file cannot be read. It leaves the other stream open.
+    """
 
     def __init__(self, stream: IO[bytes], key: bytes) -> None:
         self._stream = stream

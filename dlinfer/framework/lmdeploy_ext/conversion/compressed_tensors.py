@@ -165,8 +165,8 @@ def _float8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
 def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
     """Return a function that converts the tensors of 8-bit layers.
 
-    scale: the new name of ``weight_scale`` in LMDeploy, which then also becomes float32. None keeps its name and dtype,
-    as layers with static input scales need them.
+    scale: LMDeploy's name for ``weight_scale``. The tensor gets this name and becomes float32. With None it keeps its
+    name and dtype, because layers with static input scales need the stored ones.
     """
     input_scales: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 

@@ -79,7 +79,10 @@ def packs_head(config: Any) -> bool:
 
 
 def is_packed_as_it_loads(config: Any) -> bool:
-    """Return whether ``config`` is a ``quantization_config`` of weights that DLINFER_CPU_WEIGHTS packs as they load."""
+    """Return whether ``config`` is a ``quantization_config`` that dlinfer made to pack weights while they load.
+
+    The setting DLINFER_CPU_WEIGHTS asks for such packing.
+    """
     return isinstance(config, Mapping) and str(config.get(CONVERTED_FROM, "")).startswith(FLOATS)
 
 

@@ -1,9 +1,9 @@
 """Checks LMDeploy's device types against the installed vendor packages, and activates a device's vendor.
 
 LMDeploy accepts ascend, maca and camb on any machine, and looks for their kernels, versions and graph runners inside
-``dlinfer``. These are in a vendor's package, which registers an entry point with the device's name in
+``dlinfer``. But a vendor's own package has them; it registers an entry point with the device's name in
 ``dlinfer.vendors``. Without that package LMDeploy would raise a ModuleNotFoundError, or start without kernels. If the
-vendor supports frameworks, this adaptor serves the device. Otherwise LMDeploy runs its own backend for the device.
+vendor has a ``load_device``, dlinfer's adaptor serves the device. Otherwise LMDeploy runs its own backend for it.
 """
 
 import logging

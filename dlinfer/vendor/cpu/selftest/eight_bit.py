@@ -44,7 +44,10 @@ def _widened(native: Native) -> Case:
 
 
 def _rows(native: Native, dtype: torch.dtype) -> Case:
-    """Return a case that quantises rows: numbers with scale 1, which stay the same, and norms with about 1/100."""
+    """Return a case that quantises rows to ``dtype``.
+
+    Whole numbers have scale 1, so quantisation does not change them. The results of an RMS norm have about 1/100.
+    """
     x = small_whole(5, 203, 1) * 40
     x[:, 7] = 127
     large = x.clone()

@@ -65,7 +65,7 @@ class Callbacks:
         return self._native(AsyncCallback, kind, user, lambda: ())
 
     def with_tensors(self, kind: str, user: Callable[[TensorsByIo], Any]) -> Any:
-        """Return the C function for ``set_start_callback`` or ``set_finish_callback``."""
+        """Return a C callback that calls ``user`` with the network's tensors. kind: the function of the API that takes it."""
         network = self._network
         return self._native(IoCallback, kind, user, lambda *native: (_tensors(network(), *native),))
 

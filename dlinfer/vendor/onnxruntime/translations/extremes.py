@@ -31,7 +31,10 @@ def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[A
 
 
 def _of_dim(extreme: Any, name: str) -> Any:
-    """Return a translation. It writes the extreme along a dimension, and its index."""
+    """Return the translation of ``max.dim`` or ``min.dim``: it writes nodes for the value and for its index.
+
+    extreme: writes the nodes of the value. name: the ONNX op that finds the index.
+    """
 
     def translate(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
         return extreme(self, (dim,), keepdim), _place(name, self, dim, keepdim)

@@ -184,7 +184,9 @@ class Packing:
 
 
 def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
-    """Let a model pack its weights as they load: set ``model.bf12_packing``, whose ``finish`` the loader then calls.
+    """Let a model pack each weight as soon as it is loaded. Sets ``model.bf12_packing``.
+
+    After the last weight, ``model.bf12_packing.finish`` has to be called.
 
     model: LMDeploy's, before weights load. On the device ``meta``, ``bf12_packing`` only reports what would be packed.
     dtype: the model's. A dtype other than bfloat16 leaves the model unchanged, with a warning.
