@@ -67,8 +67,8 @@ COMMON = RuntimeMemory()
 class IoMemory:
     """A session's own tensors for inputs and outputs, at their highest sizes, in a RuntimeMemory.
 
-    No two of these tensors overlap in memory, so a caller may fill the inputs of one entry while it reads the results of
-    another.
+    No two of these tensors overlap in memory, so a caller may fill the inputs of one entry while it reads the results
+    of another.
     """
 
     def __init__(self, signatures: Mapping[str, Sequence[Interface]], memory: RuntimeMemory) -> None:

@@ -65,7 +65,7 @@ class Callbacks:
         return self._native(AsyncCallback, kind, user, lambda: ())
 
     def with_tensors(self, kind: str, user: Callable[[TensorsByIo], Any]) -> Any:
-        """Return a C callback that calls ``user`` with the network's tensors. kind: the function of the API that takes it."""
+        """Return a C callback that calls ``user`` with the network's tensors. kind: the API function for it."""
         network = self._network
         return self._native(IoCallback, kind, user, lambda *native: (_tensors(network(), *native),))
 
