@@ -27,6 +27,7 @@ ALL_TENSORS = [(op, name) for op in ops.registry() for name in tensors(op)]
 HOST_LENGTHS = {"q_ends", "kv_seqlens", "actual_seq_lengths_query", "actual_seq_lengths_key"}  # on any device
 ANY_RANK = {"x", "indices", "router_logits", "cos", "sin"}
 FREE_SIZES = {  # dimensions that no other argument fixes
+    ("all_reduce", "x"): (0, 1),
     ("dynamic_quant", "x"): (0, 1, 2),
     ("rms_norm_w8a8", "x"): (0, 1),
     ("linear_w8a8_static", "x"): (0, 1),

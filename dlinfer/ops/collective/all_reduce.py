@@ -53,7 +53,8 @@ def _number(group: Any) -> int:
     if torch.compiler.is_dynamo_compiling():  # the groups of a model were registered before
         return number_of(group)
     chosen = group or torch.distributed.group.WORLD
-    assert chosen is not None, "torch.distributed is not initialised"
+    if chosen is None:
+        raise ValueError("torch.distributed is not initialised")
     return register(chosen)
 
 

@@ -37,7 +37,8 @@ class LinearBF12(LinearImpl):
         **more: Any,
     ) -> Tensor:
         """Return a new bfloat16 tensor [..., out]. x: bfloat16 [..., in]. weight: uint8 [bytes]. bias: [out]."""
-        return ops.linear_bf12(x, weight, bias, self.out_features, all_reduce, group)
+        rows = {"out_features": self.out_features, "all_reduce": all_reduce, "group": group}
+        return ops.linear_bf12(x, weight, bias, **rows)
 
 
 class ExpertsBF12(FusedMoEImpl):
