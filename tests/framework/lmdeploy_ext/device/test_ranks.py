@@ -55,6 +55,8 @@ def test_one_rank_needs_no_processes():
         PytorchEngineConfig(device_type="cpu", distributed_executor_backend="mp")
 
 
+SIZES = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
 PACKED_AWQ, PACKED_FP8 = ({"quantization_config": {"quant_method": name}} for name in ("awq", "fp8"))
 
 
@@ -82,7 +84,7 @@ def test_the_families_of_the_matrix_are_served():
     for name in tensor_parallel.COMPARED:
         tensor_parallel.check_model({"architectures": [name]}, 2, None)
     for method, names in tensor_parallel.COMPARED_PACKED.items():
-        packed = {"quantization_config": {"quant_method": method}}
+        packed = {"quantization_config": {"quant_method": method}, **SIZES}
         for name in names:
             tensor_parallel.check_model({"architectures": [name], **packed}, 2, None)
 

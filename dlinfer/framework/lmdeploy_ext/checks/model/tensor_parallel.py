@@ -3,6 +3,7 @@
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.checks.model import support
+from dlinfer.framework.lmdeploy_ext.conversion.plan import is_packed_as_it_loads
 from dlinfer.framework.lmdeploy_ext.device import ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
@@ -10,8 +11,7 @@ _NAMES = "Llama Qwen2 Qwen3 InternLM2 Mixtral Qwen2Moe Qwen3Moe Mistral Gemma Ge
 COMPARED = [f"{name}ForCausalLM" for name in _NAMES.split()]
 """LMDeploy's classes of the model families that tests/e2e/test_tensor_parallel.py compares."""
 
-_DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
-COMPARED_PACKED = {"awq": _DENSE, "smooth_quant": _DENSE}
+COMPARED_PACKED = {"awq": ("LlamaForCausalLM",), "smooth_quant": ("LlamaForCausalLM",)}
 """LMDeploy's name of a format of few bits -> the classes that are compared in it."""
 
 _ADVICE = "use tp=1, and one server per socket (docs/guides/tensor_parallel.md)"
@@ -44,6 +44,10 @@ def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> Non
         method = str(stored.get("quant_method", "unknown"))
         if not set(support.architectures(part)) <= set(COMPARED_PACKED.get(method, ())):
             raise refuse(f"tp={tp} of a {', '.join(names)} quantised as {method}", _ADVICE)
+        if method == "awq" and is_packed_as_it_loads(stored):
+            raise refuse(
+                f"tp={tp} with DLINFER_CPU_WEIGHTS=int4", f"use an AWQ model, int8 or bf12, or {_ADVICE}"
+            )
         if method == "awq" and not _divides(part, tp * int(stored.get("group_size", 128))):
             raise refuse(
                 f"tp={tp} of an AWQ model whose layers do not divide into whole groups for each rank", _ADVICE
