@@ -222,7 +222,9 @@ class TestQueue:
     @staticmethod
     def agent() -> Any:
         kept: list[Any] = []
-        return SimpleNamespace(_in_que=asyncio.Queue(), _keep_h2d_transfer=kept.append, kept=kept)
+        alone = SimpleNamespace(rank=0, dist_config=SimpleNamespace(world_size=1))
+        queue = asyncio.Queue()
+        return SimpleNamespace(_in_que=queue, _keep_h2d_transfer=kept.append, kept=kept, dist_ctx=alone)
 
     def test_takes_what_comes_in_time(self):
         async def main() -> Any:
