@@ -26,6 +26,7 @@ class Agent:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
         self._in_que: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.seen: list[Any] = []
+        self.dist_ctx = SimpleNamespace(rank=0, dist_config=SimpleNamespace(world_size=1))
 
     def _keep_h2d_transfer(self, transfer: Any) -> None:
         assert transfer is None
