@@ -17,7 +17,8 @@ def text_of(function: Function) -> str:
 
     The text equals that of ``patching.bare_signature``, which takes an imported function.
     """
-    return f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
+    text = f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
+    return text.replace("=ReduceOp.SUM", "=<RedOpType.SUM: 0>")  # as inspect shows torch's enum
 
 
 def signature_of(function: Function) -> Signature:
