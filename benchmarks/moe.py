@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from benchmarks.timing import interleave, publish, ratio
 from dlinfer.vendor.cpu import native
-from dlinfer.vendor.cpu.moe import grouped_moe
+from dlinfer.vendor.cpu.moe import by_torch
 
 TOKENS = (1, 4, 8, 32, 128, 512)
 BEYOND_CACHES = 200_000_000  # bytes of chosen experts
@@ -64,7 +64,12 @@ def measure(tokens: int, chosen: argparse.Namespace) -> dict[str, object]:
 
         return walk
 
-    candidates = {"dlinfer": torch.ops.dlinfer_cpu.fused_moe.default, "loop": looped, "grouped": grouped_moe}
+    def grouped(
+        x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, renorm: bool
+    ) -> Tensor:
+        return by_torch(x, (gate_up, down), weights, ids, renorm)
+
+    candidates = {"dlinfer": torch.ops.dlinfer_cpu.fused_moe.default, "loop": looped, "grouped": grouped}
     samples = interleave({name: over(kernel) for name, kernel in candidates.items()}, chosen.pairs)
     seconds = {name: statistics.median(of_one) / len(layers) for name, of_one in samples.items()}
     return {

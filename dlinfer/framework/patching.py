@@ -252,7 +252,26 @@ class PatchSet:
 
 
 def bare_signature(function: Callable[..., Any], skip: int = 0) -> str:
-    """Return a function's parameters and defaults as text, without annotations and without the first ``skip`` ones."""
+    """Return a function's parameters and defaults as text, without annotations and without the first ``skip`` ones.
+
+    A default that is a member of an enum is shown by its name, as its value may differ between releases.
+    """
     signature = inspect.signature(function)
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()][skip:]
+    parameters = list(signature.parameters.values())[skip:]
+    bare = [p.replace(annotation=inspect.Parameter.empty, default=_shown(p.default)) for p in parameters]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+class _Name:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _shown(default: Any) -> Any:
+    """Return a default, or a member of an enum as its name. C++ enums, such as torch's ReduceOp, are no ``Enum``."""
+    name = getattr(default, "name", None)
+    is_member = isinstance(name, str) and getattr(type(default), "__members__", {}).get(name) == default
+    return _Name(name) if is_member else default

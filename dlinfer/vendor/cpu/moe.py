@@ -53,7 +53,7 @@ def fused_moe(
         with in_the_ops_words(*ids):
             return kernel(hidden_states, *stacks, topk_weights, topk_ids, renormalize)
     check_ids(*ids)
-    return _by_torch(hidden_states, stacks, topk_weights, topk_ids, renormalize)
+    return by_torch(hidden_states, stacks, topk_weights, topk_ids, renormalize)
 
 
 def fused_moe_clamped(
@@ -78,7 +78,7 @@ def fused_moe_clamped(
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         return clamped(gate, up, alpha, limit).to(hidden_states.dtype)
 
-    return _by_torch(hidden_states, stacks[::2], topk_weights, topk_ids, False, activated, stacks[1::2])
+    return by_torch(hidden_states, stacks[::2], topk_weights, topk_ids, False, activated, stacks[1::2])
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def _by_torch(
+def by_torch(
     hidden_states: Tensor,
     stacks: Sequence[Tensor],
     topk_weights: Tensor,

@@ -17,8 +17,7 @@ def text_of(function: Function) -> str:
 
     The text equals that of ``patching.bare_signature``, which takes an imported function.
     """
-    text = f"({ast.unparse(_FloatsWorkedOut().visit(_bare(function.args)))})"
-    return text.replace("=ReduceOp.SUM", "=<RedOpType.SUM: 0>")  # as inspect shows torch's enum
+    return f"({ast.unparse(_DefaultsWorkedOut().visit(_bare(function.args)))})"
 
 
 def signature_of(function: Function) -> Signature:
@@ -146,8 +145,11 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
     return bare
 
 
-class _FloatsWorkedOut(ast.NodeTransformer):
-    """Replaces ``float("inf")`` by ``inf``, since the signature of an imported function shows the value."""
+class _DefaultsWorkedOut(ast.NodeTransformer):
+    """Replaces ``float("inf")`` by ``inf`` and ``Kind.SUM`` by ``SUM``, as ``patching.bare_signature`` shows them."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.Name(node.attr) if node.attr.isupper() else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:

@@ -57,7 +57,7 @@ def communicator(base: type, device_group: Any) -> Any:
     "lmdeploy.pytorch.distributed:all_reduce",
     why=_WHY,
     when=activation.is_on,
-    signature="(tensor, op=<RedOpType.SUM: 0>, group='tp', async_op=False)",
+    signature="(tensor, op=SUM, group='tp', async_op=False)",
     for_feature=ranks.FEATURE,
 )
 def _all_reduce(

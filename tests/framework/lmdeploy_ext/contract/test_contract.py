@@ -177,6 +177,7 @@ def test_a_name_that_we_import_and_that_is_gone(plant):
     assert {(one.severity, one.where.partition(":")[0]) for one in report.drifts} == {
         ("essential", f"{room}/running/backend.py"),
         ("essential", f"{room}/checks/model/weights.py"),
+        ("essential", f"{room}/ranks/sums.py"),
         ("optional", f"{room}/preflight/model.py"),  # which serves nothing
     }
 
