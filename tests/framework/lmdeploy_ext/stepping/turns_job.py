@@ -15,6 +15,7 @@ from dlinfer.framework.lmdeploy_ext.stepping.prompt_pace import PromptPace
 
 LIMIT = 48
 BLOCK = 16
+BATCH = 8
 WORDS = "the quick brown fox jumps over lazy dog hello world one two three four".split()
 
 
@@ -46,7 +47,7 @@ def run(model: str, eager: bool, caching: bool) -> dict[str, Any]:
         dtype="float32",
         num_gpu_blocks=200,
         block_size=BLOCK,
-        max_batch_size=8,
+        max_batch_size=BATCH,
         session_len=1024,
         eager_mode=eager,
         enable_prefix_caching=caching,
@@ -78,7 +79,7 @@ def main() -> None:
         name: run(model, mode == "eager", caching)
         for name, caching in (("plain", False), ("prefix caching", True))
     }
-    print(json.dumps({"limit": LIMIT} | told))
+    print(json.dumps({"limit": LIMIT + BATCH} | told))
 
 
 if __name__ == "__main__":
