@@ -272,6 +272,5 @@ class _Name:
 
 def _shown(default: Any) -> Any:
     """Return a default, or a member of an enum as its name. C++ enums, such as torch's ReduceOp, are no ``Enum``."""
-    name = getattr(default, "name", None)
-    is_member = isinstance(name, str) and getattr(type(default), "__members__", {}).get(name) == default
-    return _Name(name) if is_member else default
+    names = [name for name, member in getattr(type(default), "__members__", {}).items() if member == default]
+    return _Name(names[0]) if names else default

@@ -126,8 +126,8 @@ def test_get_output_max_shape(llm):
 )
 def test_maximum_shapes_of_stages_of_which_none_is_the_largest(shapes, most):
     """Each size has its maximum; of stages with other numbers of sizes it is the one of most elements."""
-    tensor = TensorInfo("x", 0, 1.0, 0, 0, 0, shapes, (), ())
-    network = NetworkInfo("net", False, 1, 1, len(shapes), (tensor,), (tensor,))
+    tensor = TensorInfo("x", 0, 1.0, 0, 0, shapes, ())
+    network = NetworkInfo("net", False, 1, len(shapes), (tensor,), (tensor,))
     engine = sail.EngineLLM.__new__(sail.EngineLLM)
     engine._model = LoadedModel.__new__(LoadedModel)
     engine._model.networks = {"net": network}

@@ -138,7 +138,7 @@ class OpsBackend(DlinferOpsBackend):
         return sums.communicator(type(base), device_group)
 
     @staticmethod
-    def support_ray() -> bool:
+    def support_ray() -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]  LMDeploy's returns the literal False
         """Return whether Ray may start ranks on this device."""
         return ray_cluster.is_served(OpsBackend.get_name())
 
