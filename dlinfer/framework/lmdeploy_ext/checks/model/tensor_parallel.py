@@ -14,6 +14,9 @@ COMPARED = [f"{name}ForCausalLM" for name in _NAMES.split()]
 COMPARED_PACKED = {"awq": ("LlamaForCausalLM",), "smooth_quant": ("LlamaForCausalLM",)}
 """LMDeploy's name of a format of few bits -> the classes that are compared in it."""
 
+_MOST_RANKS = 8
+"""LMDeploy's executor 'mp' addresses ranks by the 8 bits of a mask."""
+
 _ADVICE = "use tp=1, and one server per socket (docs/guides/tensor_parallel.md)"
 
 
@@ -24,6 +27,9 @@ def check_engine_config(config: Any) -> None:
     device = config.device_type
     if not ranks.are_served(device):
         raise refuse(f"tp={config.tp!r}", _ADVICE, device)
+    if config.tp > _MOST_RANKS and config.distributed_executor_backend != "ray":
+        advice = f"use tp={_MOST_RANKS} at most, or distributed_executor_backend='ray'"
+        raise refuse(f"tp={config.tp!r}", advice, device)
     if not config.eager_mode and not ranks.graphs_are_served(device):
         raise refuse(f"tp={config.tp!r} in graph mode", "add eager_mode=True", device)
     if config.adapters:

@@ -32,7 +32,7 @@ from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ({"tp": 2}, "tp=2"),
+        ({"tp": 16}, "tp=16"),
         ({"dp": 2, "tp": 1}, "dp=2"),
         ({"ep": 2}, "ep=2"),
         ({"quant_policy": 42}, "quant_policy=42 (TURBO_QUANT)"),
@@ -52,8 +52,8 @@ def test_options_of_the_engine(option, named):
 
 def test_an_option_set_later_is_refused_when_the_engine_starts():
     config = PytorchEngineConfig(device_type="cpu")
-    config.tp = 2
-    with pytest.raises(UnsupportedFeatureError, match="tp=2"):
+    config.tp = 16
+    with pytest.raises(UnsupportedFeatureError, match="tp=16"):
         ConfigBuilder.update_engine_config(config)
 
 
