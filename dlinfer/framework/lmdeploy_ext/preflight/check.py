@@ -91,6 +91,10 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
     report, built = Report(SCHEMA, str(folder), device), None
     with _noted(report.refusals):
         engine = model.engine_config(device, **options)
+        if engine.tp > 1:
+            raise activation.refuse(
+                f"preflight with tp={engine.tp}", "leave tp out: the plan is for one process", device
+            )
         check_model_folder(folder, trust_remote_code)
         with remote_code.explained(folder, trust_remote_code):
             built = model.build(folder, engine, trust_remote_code)
