@@ -71,7 +71,7 @@ def _chosen_gib() -> float | None:
 def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
     """Return the size in bytes of a rank's KV cache that the user has set; None if it is not set.
 
-    The parameters are those of ``plan_blocks``.
+    For the parameters see ``plan_blocks``.
     """
     if is_given(config.cache_max_entry_count):
         return int(free * config.cache_max_entry_count)
@@ -80,7 +80,7 @@ def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
 
 
 def _default_bytes(config: Any, free: int, ranks: int) -> int:
-    """Return the default size in bytes of a rank's KV cache. The parameters are those of ``plan_blocks``."""
+    """Return the default size in bytes of a rank's KV cache. For the parameters see ``plan_blocks``."""
     if activation.device().memory().shared:
         return min(max(4 * _GIB // ranks, free // 4), free // 2)
     return int(free * config.cache_max_entry_count)

@@ -5,8 +5,9 @@ LMDeploy calls torch.distributed. Dynamo captures such a call as a copy, a sum o
 
 from typing import Any
 
-import torch.distributed
+import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device import activation, ranks
@@ -57,13 +58,12 @@ def communicator(base: type, device_group: Any) -> Any:
     "lmdeploy.pytorch.distributed:all_reduce",
     why=_WHY,
     when=activation.is_on,
-    signature="(tensor, op=SUM, group='tp', async_op=False)",
     for_feature=ranks.FEATURE,
 )
 def _all_reduce(
-    original: Original, tensor: Any, op: Any = None, group: Any = "tp", async_op: Any = False
+    original: Original, tensor: Any, op: Any = ReduceOp.SUM, group: Any = "tp", async_op: Any = False
 ) -> Any:
-    if async_op or (op is not None and op != torch.distributed.ReduceOp.SUM):
+    if async_op or op != ReduceOp.SUM:
         return original(tensor, op, group, async_op)
     if isinstance(group, str):
         from lmdeploy.pytorch.distributed import get_group
