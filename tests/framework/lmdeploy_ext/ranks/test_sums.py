@@ -47,3 +47,10 @@ def test_rows_of_a_divided_embedding(summed):
     out = call(layer, torch.tensor([[3, 4, 7, 8]]), table, True, "group")
     assert out.tolist() == [[[1, 1], [1, 2], [7, 8], [1, 1]]]
     assert summed == ["group"]
+
+
+def test_devices_of_lmdeploys_own_sum_with_its_defaults(monkeypatch):
+    monkeypatch.setattr(activation, "_active", None)
+    calls = []
+    sums._all_reduce.build(lambda *arguments: calls.append(arguments))("tensor")
+    assert calls == [("tensor", torch.distributed.ReduceOp.SUM, "tp", False)]
