@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from dlinfer import ops
+from dlinfer.ops.collective.groups import ALONE
 from dlinfer.ops.quantised import bf12
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
@@ -101,6 +102,7 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     first, second = ops.linears(turned.flatten(1), [w["square"], w["square"]], [None, w["norm"]])
     mixed = mixed + ops.silu_mul(first, second) + ops.gelu_mul(first, second, True)
     adapters = (step["starts"], step["ranks"], step["scalings"], step["adapters"])
+    mixed = ops.all_reduce(mixed, ALONE)
     mixed = ops.lora_linear(mixed, turned.flatten(1), w["lora_a"], w["lora_b"], *adapters)
     packed = (w["packed"], w["packed_scales"])
     mixed = mixed + ops.weight_quant_matmul(mixed, *packed, offset=w["packed_zeros"], group_size=16)

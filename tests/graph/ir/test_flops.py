@@ -137,7 +137,7 @@ NO_PRODUCT = {
     *("silu_mul", "gelu_mul", "silu_and_mul"),
     *("fill_kv_cache", "fill_quantised_kv_cache"),
     *("rms_norm", "add_rms_norm", "rms_norm_w8a8", "add_rms_norm_w8a8", "dynamic_quant"),
-    *("moe_gating_topk_softmax", "embedding_bf12"),
+    *("moe_gating_topk_softmax", "embedding_bf12", "all_reduce"),
     *("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
 }
 

@@ -16,6 +16,8 @@ NOT_ROW_WISE = {
     *("prefill_attention", "paged_prefill_attention", "paged_decode_attention"),
     *("quantised_paged_prefill_attention", "quantised_paged_decode_attention"),
     *("lightning_indexer", "sparse_flash_attention"),
+    # mutates its argument
+    "all_reduce",
     # stand in front of attention, where no selection of rows gets to
     *("embedding_bf12", "apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
 }
