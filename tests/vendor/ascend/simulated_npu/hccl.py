@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName
 from torch.utils import _pytree as pytree
 
 from dlinfer.conformance import stand_in
@@ -25,6 +26,13 @@ class _Group(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "hccl"
+
+    def _set_group_name(self, name: GroupName) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> GroupName:
+        return self._name  # torch reads it from the C++ backend of a group, and this group has none
 
     def barrier(self, opts: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._gloo.barrier(opts or dist.BarrierOptions())
