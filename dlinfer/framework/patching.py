@@ -28,7 +28,8 @@ class Patch:
     """One replacement of a function.
 
     target: ``"package.module:Class.function"``.
-    why: the fault or the gap of the original, for the reader and for reports.
+    why: the fault or the gap of the original, as a clause that has the original as subject: "drops the second text".
+        Reports print it behind "which" and "because the reviewed one".
     signature: the original's parameters and defaults without annotations, which the replacement was written for:
         ``"(self, path, config=None, **kwargs)"``.
     build: takes the original, returns the replacement. ``replaces`` makes ``build`` from a function.

@@ -15,7 +15,8 @@ logger = logging.getLogger("dlinfer")
 
 @replaces(
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
-    why="the command line looks for the model before it makes the engine config that chooses our device",
+    why="returns before the device is chosen, and the command line then looks for the model before it creates the "
+    "engine config",
     essential=False,
 )
 def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any = None) -> Any:
@@ -42,7 +43,7 @@ def _names_device(arguments: Iterable[str]) -> bool:
 
 @replaces(
     "lmdeploy.cli.entrypoint:run",
-    why="a user of the command line needs the error, not its traceback",
+    why="shows the user a traceback instead of the error alone",
     essential=False,
 )
 def _run(original: Original) -> None:

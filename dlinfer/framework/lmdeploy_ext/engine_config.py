@@ -17,8 +17,8 @@ from dlinfer.vendor import discovery
 
 @replaces(
     "lmdeploy.messages:PytorchEngineConfig.__post_init__",
-    why="asserts that device_type is one of four, that dtype is no float32, and that the KV cache is quantised on "
-    "cuda and ascend alone",
+    why="asserts that device_type is one of four, that dtype is not float32, and that only cuda and ascend quantise "
+    "the KV cache",
 )
 def _post_init(original: Original, self: Any) -> None:
     device_type, dtype = self.device_type, self.dtype
@@ -59,7 +59,7 @@ def _max_batch_size(original: Original, device_type: str) -> int:
 
 @replaces(
     "lmdeploy.utils:is_bf16_supported",
-    why="says no for devices it does not know and asks torch.cuda where none was named",
+    why="returns False for an unknown device, and asks torch.cuda if no device is named",
     when=activation.is_on,
 )
 def _bf16(original: Original, device_type: str = "cuda") -> bool:
@@ -69,7 +69,7 @@ def _bf16(original: Original, device_type: str = "cuda") -> bool:
 
 @replaces(
     "lmdeploy.pytorch.config:_update_torch_dtype",
-    why="turns float32 into float16 in silence, and every dtype of AWQ models",
+    why="silently turns float32 into float16, and does so with any dtype of an AWQ model",
     when=activation.is_on,
 )
 def _torch_dtype(original: Original, config: Any, dtype: str, device_type: str = "auto") -> Any:
@@ -87,7 +87,7 @@ def _torch_dtype(original: Original, config: Any, dtype: str, device_type: str =
 
 @replaces(
     "lmdeploy.utils:try_import_deeplink",
-    why="workers call it to load the device's package; it knows three device types",
+    why="loads the device's package in workers, but only for device types that it knows",
 )
 def _import_deeplink(original: Original, device_type: str) -> None:
     if activation.serves(device_type):
@@ -99,7 +99,7 @@ def _import_deeplink(original: Original, device_type: str) -> None:
 
 @replaces(
     "lmdeploy.pytorch.backends.selector:_get_backend",
-    why="knows four device types; also the first that a spawned worker asks",
+    why="knows four device types, and runs in a spawned worker before anything else activates the device",
 )
 def _get_backend(original: Original) -> Any:
     from lmdeploy.pytorch.devices import get_device_manager

@@ -138,7 +138,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
             yield Drift("misbinding", adaptor.severity(taken.by), where, used, why, step)
     for name, why in COVERED.items():
         if name not in tree.paths:
-            used, where = f"the device view covers {name}: {why}", f"{tree.package} {tree.version}"
+            used, where = f"the device view covers {name}, which {why}", f"{tree.package} {tree.version}"
             step = "find the module that does it now, and cover that (device/view.py)"
             yield Drift("missing", "essential", where, used, "no such module", step)
     yield from _context(tree, adaptor)

@@ -129,8 +129,8 @@ def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> 
 
 @replaces(
     "lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
-    why="hands tensors to the model as the files have them; those of GPTQ and compressed-tensors are converted on "
-    "the way, and floats packed where DLINFER_CPU_WEIGHTS asks for it",
+    why="passes tensors to the model as the files store them; GPTQ and compressed-tensors have to be converted "
+    "first, and floats packed if DLINFER_CPU_WEIGHTS asks for it",
     when=activation.is_on,
 )
 def _load_model_weights(

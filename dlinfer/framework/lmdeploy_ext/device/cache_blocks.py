@@ -48,8 +48,8 @@ def choose(config: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
-    why="takes blocks of 32 for keys of 512 numbers and more, as its CUDA kernels want; a vendor that states a "
-    "size takes no other",
+    why="sets blocks of 32 tokens for keys of 512 or more elements, to suit CUDA kernels, though the vendor may "
+    "support only another size",
     when=activation.is_on,
     essential=False,
 )
@@ -64,7 +64,7 @@ def _adjust_block_size(original: Original, self: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._maybe_disable_unsupported_prefix_caching",
-    why="turns prefix caching off for models with a sliding window, whose blocks it drops outside the window",
+    why="turns prefix caching off for models with a sliding window, because it drops blocks outside the window",
     when=activation.is_on,
     essential=False,
 )

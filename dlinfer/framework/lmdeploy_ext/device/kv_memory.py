@@ -44,7 +44,7 @@ def gib(size: float) -> str:
 
 @replaces(
     "lmdeploy.pytorch.utils:get_gpu_memory",
-    why="asks torch.cuda; on a device of ours its vendor says how much is free",
+    why="asks torch.cuda how much memory is free, which only the device's vendor knows",
     when=activation.is_on,
 )
 def _device_memory(original: Original, device_id: int | None = None) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def _device_memory(original: Original, device_id: int | None = None) -> tuple[in
 
 @replaces(
     "lmdeploy.pytorch.engine.config_builder:ConfigBuilder.build_cache_config",
-    why="the cache config does not carry session_len, which bounds the cache that can ever be used",
+    why="leaves session_len out of the cache config, though it limits how much cache sequences can use",
 )
 def _cache_config(original: Original, engine_config: Any) -> Any:
     cache_config = original(engine_config)
@@ -121,7 +121,8 @@ def _of_first_rank(executor: Any, sizes: Any) -> int:
 
 @replaces(
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._update_num_gpu_blocks",
-    why="takes a fraction of the whole memory, and an explicit block count without looking whether it fits",
+    why="takes a fraction of the free memory, as if no other process used it, and never checks that an explicit "
+    "num_gpu_blocks fits",
 )
 def _update_num_gpu_blocks(
     original: Original, self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
@@ -175,7 +176,7 @@ def _or_setting() -> str:
 
 @replaces(
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._reserve_runtime_mem",
-    why="says 'No enough gpu memory' without a number",
+    why="reports 'No enough gpu memory' without a number",
 )
 def _reserve_runtime_mem(
     original: Original, self: Any, free_mems: list[int], cache_block_sizes: Any, spec_cache_config: Any
@@ -203,8 +204,8 @@ def longest_session() -> int | None:
 
 @replaces(
     "lmdeploy.pytorch.engine.engine:Engine._get_max_session_len",
-    why="lowers session_len to what the KV cache holds, without a word, and limits requests in words of the model's "
-    "context",
+    why="silently lowers session_len to what the KV cache holds, and later errors call this limit the model's "
+    "context length",
     essential=False,
 )
 def _session_len(original: Original, self: Any) -> int:

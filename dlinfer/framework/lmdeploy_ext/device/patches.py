@@ -12,7 +12,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @replaces(
     "lmdeploy.pytorch.check_env.torch:TorchChecker.check",
-    why="tries torch on 'cuda', whatever device was chosen",
+    why="tests torch on 'cuda', whatever device was chosen",
     when=activation.is_on,
 )
 def check(original: Original, self: Any) -> None:
@@ -22,7 +22,7 @@ def check(original: Original, self: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.__init__",
-    why="sets self.device = 'cuda', from where it reaches every weight of the model and of a draft model",
+    why="sets self.device to 'cuda', where all weights of the model and of a draft model are then created",
     when=activation.is_on,
     signature="(self, model_path, model_config, cache_config, backend_config, misc_config, dist_ctx, device_ctx, "
     "adapters=None, specdecode_config=None, trust_remote_code=False)",
@@ -36,7 +36,7 @@ def agent_init(original: Original, self: Any, *args: Any, **kwargs: Any) -> None
 
 @replaces(
     "lmdeploy.pytorch.engine.model_agent.agent:_try_to_cuda",
-    why="moves each batch of inputs by Tensor.cuda()",
+    why="moves each batch of inputs with Tensor.cuda()",
     when=activation.is_on,
 )
 def to_device(original: Original, val: Any, non_blocking: bool = False) -> Any:
@@ -48,7 +48,7 @@ def to_device(original: Original, val: Any, non_blocking: bool = False) -> Any:
 
 @replaces(
     "lmdeploy.pytorch.models.deepseek_v2:DeepseekV2BMM.forward",
-    why="writes torch.bmm into a transposed tensor, which Dynamo cannot capture",
+    why="writes the result of torch.bmm into a transposed view, which Dynamo cannot capture",
     when=activation.is_on,
 )
 def bmm(original: Original, self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ def bmm(original: Original, self: Any, x: torch.Tensor, output: torch.Tensor) ->
 
 @replaces(
     "lmdeploy.cli.utils:ArgumentHelper.device",
-    why="the choices of --device are a closed list",
+    why="allows only a fixed list of devices for --device",
     signature="(parser, default='cuda', choices=['cuda', 'ascend', 'maca', 'camb'])",
     essential=False,
 )

@@ -24,7 +24,7 @@ def graphs_are_served(device_type: str) -> bool:
 
 @replaces(
     "lmdeploy.pytorch.engine.executor.dist_utils:init_process_group",
-    why="asks the backend of 'cuda' for the communicator, as the device is not yet the process's",
+    why="creates the process group with the communicator of 'cuda', because the process has no other device yet",
     when=activation.is_on,
     for_feature=FEATURE,
 )

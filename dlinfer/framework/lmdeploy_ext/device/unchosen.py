@@ -47,7 +47,7 @@ def _mark_default(original: Original, parser: Any) -> Any:
 PATCHES = tuple(
     replaces(
         f"lmdeploy.cli.utils:ArgumentHelper.{option}",
-        why="gives the option's default to the engine as if the user had typed it",
+        why="passes the option's default to the engine as if the user had typed it",
         essential=False,
     )(_mark_default)
     for option in ("cache_max_entry_count", "max_prefill_token_num")

@@ -21,25 +21,25 @@ _FACTORIES = (
 ).split()
 
 COVERED = {
-    "lmdeploy.pytorch.engine.model_agent.agent": "streams and events; dummy inputs of the warm-up on 'cuda'",
-    "lmdeploy.pytorch.engine.model_agent.inputs_maker": "an event for each batch of inputs",
-    "lmdeploy.pytorch.engine.executor.mp_executor": "the process of a rank takes its device",
-    "lmdeploy.pytorch.engine.executor.ray_executor": "the same, started by Ray",
-    "lmdeploy.pytorch.engine.cache_engine.engine": "the swap stream and its event",
+    "lmdeploy.pytorch.engine.model_agent.agent": "uses streams and events, and dummy inputs on 'cuda' for the warm-up",
+    "lmdeploy.pytorch.engine.model_agent.inputs_maker": "records an event for each batch of inputs",
+    "lmdeploy.pytorch.engine.executor.mp_executor": "sets the device of a rank's process",
+    "lmdeploy.pytorch.engine.executor.ray_executor": "sets the device of a rank's process that Ray starts",
+    "lmdeploy.pytorch.engine.cache_engine.engine": "uses a stream and an event to swap blocks",
     "lmdeploy.pytorch.engine.cache_engine.layout": "allocates the KV cache on 'cuda'",
-    "lmdeploy.pytorch.engine.logits_process": "the current stream and an event for guided decoding",
+    "lmdeploy.pytorch.engine.logits_process": "uses the current stream, and an event for guided decoding",
     "lmdeploy.pytorch.weight_loader.model_weight_loader": "empties the allocator's cache",
-    "lmdeploy.pytorch.models.patch": "builds the model on 'cuda' when no device is given",
-    "lmdeploy.pytorch.configurations.utils": "the compute capability, to tell whether flash_mla can be used",
-    "lmdeploy.pytorch.nn.norm": "weights on 'cuda' when no device is given",
-    "lmdeploy.pytorch.nn.embedding": "weights on 'cuda' when no device is given",
-    "lmdeploy.pytorch.strategies.base.model_inputs": "dummy inputs on the device it is told, 'cuda'",
-    "lmdeploy.pytorch.strategies.ar.model_inputs": "dummy inputs on the device it is told, 'cuda'",
-    "lmdeploy.pytorch.strategies.ar_spec.model_inputs": "dummy inputs of speculative decoding, on the same",
+    "lmdeploy.pytorch.models.patch": "builds the model on 'cuda' if no device is given",
+    "lmdeploy.pytorch.configurations.utils": "reads the compute capability to decide whether to use flash_mla",
+    "lmdeploy.pytorch.nn.norm": "creates weights on 'cuda' if no device is given",
+    "lmdeploy.pytorch.nn.embedding": "creates weights on 'cuda' if no device is given",
+    "lmdeploy.pytorch.strategies.base.model_inputs": "creates dummy inputs on 'cuda', the device of its caller",
+    "lmdeploy.pytorch.strategies.ar.model_inputs": "creates dummy inputs on 'cuda', the device of its caller",
+    "lmdeploy.pytorch.strategies.ar_spec.model_inputs": "creates dummy inputs of speculative decoding on 'cuda'",
     "lmdeploy.pytorch.spec_decode.spec_agent": "synchronises in the draft model's warm-up",
-    "lmdeploy.pytorch.spec_decode.proposers.base": "the stream of the draft model's forward",
+    "lmdeploy.pytorch.spec_decode.proposers.base": "uses a stream for the draft model's forward",
 }
-"""Name of an LMDeploy module -> why the module needs the view."""
+"""Name of an LMDeploy module -> why the module needs the view: a clause that has the module as subject."""
 
 _view: "TorchView | None" = None
 

@@ -28,7 +28,7 @@ _SERVERS_ENGINE = "mp_engine_proc"
 _SECONDS = 3
 """How long a rank may take to end when asked to, before it is killed, and a server to answer its last requests."""
 _EXECUTOR = "lmdeploy.pytorch.engine.executor.mp_executor"
-_WAITS = "waits for ever once a rank's process has ended"
+_WAITS = "waits forever once a rank's process has ended"
 
 # --- in the engine's process
 
@@ -79,7 +79,7 @@ class Watch:
 
 @replaces(
     f"{_EXECUTOR}:MPExecutor.__init__",
-    why="does not look whether ranks live. A signal of theirs may let it wait for itself for ever",
+    why="never checks that its ranks still run, and handles their signal in a way that may wait forever for itself",
     when=activation.is_on,
     signature="(self, model_path, model_config, cache_config, backend_config, dist_config, misc_config, "
     "adapters=None, specdecode_config=None, device_type='cuda', trust_remote_code=False)",
@@ -111,7 +111,7 @@ async def _wait_tasks(original: Original, self: Any) -> None:
 
 @replaces(
     f"{_EXECUTOR}:MPExecutor.release",
-    why="ends the processes, which the watch has to expect",
+    why="ends the ranks' processes without telling dlinfer's watch, which would report an error",
     when=activation.is_on,
     for_feature=ranks.FEATURE,
 )
@@ -122,7 +122,7 @@ def _release(original: Original, self: Any) -> None:
 
 @replaces(
     f"{_EXECUTOR}:ExecutorProc.join",
-    why="waits for ever for a rank that does not end when asked to",
+    why="waits forever for a rank that does not end when asked to",
     when=activation.is_on,
     for_feature=ranks.FEATURE,
 )
@@ -137,7 +137,7 @@ def _join(original: Original, self: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._mark_backend_dead",
-    why="a server without an engine answers 503 for ever, where an end would have it started again",
+    why="lets a server without an engine answer 503 forever, though its end would let a supervisor restart it",
     when=activation.is_on,
     for_feature=ranks.FEATURE,
 )
@@ -157,7 +157,7 @@ def _end_soon() -> None:
 
 @replaces(
     f"{_EXECUTOR}:ExecutorProc._main_loop_impl",
-    why="a rank that fails waits for the others to end its group, and they wait for it",
+    why="lets a failed rank wait for the other ranks at the end of its process group, while they wait for it",
     when=activation.is_on,
     for_feature=ranks.FEATURE,
 )
@@ -174,7 +174,7 @@ async def _main_loop(
 
 @replaces(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.start",
-    why="nobody looks at the tasks of a rank: where a step fails, the other ranks wait for it for ever",
+    why="starts tasks whose failure nobody notices, so the other ranks wait forever for a rank whose step failed",
     when=activation.is_on,
     for_feature=ranks.FEATURE,
 )

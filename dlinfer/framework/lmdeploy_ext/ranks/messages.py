@@ -12,7 +12,7 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.device import activation, ranks
 from dlinfer.framework.patching import Original, replaces
 
-_WHY = "waits by conditions and a barrier, which a killed process leaves locked for ever"
+_WHY = "synchronises by conditions and a barrier, which a killed process leaves locked forever"
 _LOOK = 0.2
 """Seconds between two looks whether to wait on."""
 _NOTIFIER = "lmdeploy.pytorch.engine.executor.mp_executor:Notifier"
@@ -70,8 +70,8 @@ def _wait(original: Original, self: Any) -> Iterator[None]:
 
 @replaces(
     f"{_NOTIFIER}.wait_async",
-    why=f"{_WHY}. Every 32nd message it waits for the other ranks in the event loop. If one of them computes by then, "
-    "it waits for this one's part of a sum, for ever",
+    why=f"{_WHY}, and at every 32nd message waits for the other ranks in the event loop. A rank that computes by then "
+    "waits for this rank's part of a sum, so both wait forever",
     **_patched,
 )
 @asynccontextmanager

@@ -32,7 +32,7 @@ def _variables() -> dict[str, str]:
 
 @replaces(
     "lmdeploy.pytorch.engine.executor:get_distributed_executor_backend",
-    why="takes Ray where the backend supports it, also on one host",
+    why="chooses Ray whenever the backend supports it, even on one host",
     when=activation.is_on,
     for_feature=ranks.FEATURE,
 )
@@ -47,7 +47,7 @@ def _executor_backend(
 
 @replaces(
     "lmdeploy.pytorch.ray:get_device_str",
-    why="knows cards alone",
+    why="knows Ray's resource names of cards only",
     when=activation.is_on,
     for_feature=FEATURE,
 )
@@ -58,7 +58,7 @@ def _device_str(original: Original, device_type: str | None = None) -> str:
 
 @replaces(
     "lmdeploy.pytorch.ray:init_ray_cluster",
-    why="packs ranks on as few nodes as possible, where each host has as many CPUs as ranks",
+    why="packs ranks on as few nodes as possible, though each node has CPUs for all of them",
     when=activation.is_on,
     for_feature=FEATURE,
 )
@@ -90,7 +90,7 @@ _EXECUTOR = "lmdeploy.pytorch.engine.executor.ray_executor:RayExecutor"
 
 @replaces(
     f"{_EXECUTOR}._init_workers_ray",
-    why="Ray takes no 'CPU' among its resources by name; no setting of dlinfer's reaches another node",
+    why="requests 'CPU' as a resource by name, which Ray refuses, and sends no dlinfer setting to other nodes",
     when=activation.is_on,
     for_feature=FEATURE,
 )
@@ -113,7 +113,7 @@ def _init_workers(original: Original, self: Any, placement_group: Any, worker_kw
 
 @replaces(
     f"{_EXECUTOR}._init_distributed_environment_by_device",
-    why="knows cards alone. Ray gives each rank one thread",
+    why="raises for devices that it does not know, and leaves each rank with Ray's single thread",
     when=activation.is_on,
     for_feature=FEATURE,
 )

@@ -14,7 +14,9 @@ from dlinfer.framework.lmdeploy_ext.device import activation, ranks
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.ops.collective import groups
 
-_WHY = "calls torch.distributed, which graph mode captures with two copies, and which knows no shared memory"
+_WHY = (
+    "calls torch.distributed, which graph mode captures with two copies, and which does not use shared memory"
+)
 
 _ways: dict[int, str] = {}
 """Number of a group -> the way that its sums take."""

@@ -54,7 +54,8 @@ def collect() -> EngineCounts:
 
 @replaces(
     "lmdeploy.pytorch.engine.engine:Engine.get_schedule_metrics",
-    why="is the one message of the engine's process that can carry dlinfer's counters",
+    why="reports only the scheduler's metrics, though no other message of the engine's process can carry dlinfer's "
+    "counters",
     when=is_on,
     essential=False,
 )
@@ -66,7 +67,7 @@ def _get_schedule_metrics(original: Original, self: Any) -> Any:
 
 @replaces(
     "lmdeploy.metrics.stats:SchedulerStats.update_from_schedule_metrics",
-    why="receives the engine's counts in the server's process",
+    why="ignores dlinfer's counters in the message of the engine's process",
     when=is_on,
     essential=False,
 )

@@ -28,7 +28,8 @@ class LogitBias:
 
 @replaces(
     "lmdeploy.serve.openai.chat_completions.logits_processors:logit_bias_logits_processor",
-    why="gives a local function, which cannot be sent to the engine's process: a 500 for any logit_bias",
+    why="returns a local function, which cannot be sent to the engine's process, so any logit_bias gets HTTP status "
+    "500",
     when=activation.is_on,
     essential=False,
 )

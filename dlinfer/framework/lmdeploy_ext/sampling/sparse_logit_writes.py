@@ -15,7 +15,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @replaces(
     "lmdeploy.pytorch.engine.logits_process:_process_bad_words_",
-    why="puts back the logit of a forbidden token 0 where a row is padded; scatters a few 16-bit logits by torch, "
+    why="restores the logit of a forbidden token 0 in padded rows, and scatters a few 16-bit logits with torch, "
     "which goes through the whole vocabulary on a CPU",
     signature="(scores, bad_words, mask, filter_value=-inf)",
 )

@@ -40,7 +40,7 @@ def _top_k(inputs: Any, logits: Tensor) -> Tensor | None:
 
 @replaces(
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.sampling",
-    why="sorts the vocabulary for a draw, and looks for the largest logit on one thread",
+    why="sorts the whole vocabulary for a draw, and finds the largest logit on one thread",
     when=activation.is_on,
     essential=False,
 )

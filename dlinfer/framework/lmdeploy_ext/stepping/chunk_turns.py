@@ -14,7 +14,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @replaces(
     "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._should_defer_active_chunk",
-    why="computes the last two chunks of a prompt in a row, while others wait for their next token",
+    why="computes the last two chunks of a prompt in a row, while other requests wait for their next token",
     when=activation.is_on,
     essential=False,
 )

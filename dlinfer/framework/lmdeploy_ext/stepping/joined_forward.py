@@ -249,7 +249,7 @@ def _padded(first: Tensor, second: Tensor) -> Tensor:
 
 
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
-_TWICE = "computes decoding and prompts apart, and so reads the weights twice"
+_TWICE = "computes decoding and prompts separately, and so reads the weights twice"
 
 
 @replaces(f"{_AGENT}.async_forward", why=_TWICE, essential=False)

@@ -37,7 +37,7 @@ def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
 
 @replaces(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
-    why="computes a prompt's last layer for all its tokens, though only the last one is read",
+    why="computes a prompt's last layer for all its tokens, though only the last token's row is read",
     when=activation.is_on,
     essential=False,
 )

@@ -76,7 +76,7 @@ _MAKER = "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync"
 
 @replaces(
     f"{_MAKER}.do_prefill_default",
-    why="reads all waiting prompts before it goes on decoding: on a host every stream stands still for seconds",
+    why="prefills all waiting prompts before it goes on decoding, so on a host every stream stands still for seconds",
     when=activation.is_on,
     essential=False,
 )
@@ -88,7 +88,7 @@ def _do_prefill(original: Original, self: Any) -> bool:
 
 @replaces(
     f"{_MAKER}._make_forward_inputs",
-    why="knows one limit of a prefill's tokens, whether others wait for their next token or not",
+    why="has one limit for a prefill's tokens, whether or not other requests wait for their next token",
     when=activation.is_on,
     essential=False,
 )

@@ -183,7 +183,7 @@ def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> St
 
 
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
-_MEANWHILE = "would change weights or caches under a step on the step's thread"
+_MEANWHILE = "changes weights or caches while a step may still run on dlinfer's step thread"
 
 _async_step = replaces(
     f"{_AGENT}._async_step",
@@ -194,7 +194,9 @@ _async_step = replaces(
 )(_step)
 
 
-@replaces(f"{_AGENT}._push_output", why="fills a queue of asyncio's, which only the loop's own thread may")
+@replaces(
+    f"{_AGENT}._push_output", why="fills an asyncio queue, which only the event loop's own thread may do"
+)
 def _push_output(original: Original, self: Any, output: Any) -> None:
     steps = _steps_of(self)
     if steps is None:
@@ -231,7 +233,7 @@ def _release(original: Original, self: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.engine.engine:Engine.get_local_health_status",
-    why="takes one step of more than LMDEPLOY_HEALTH_UNHEALTHY_AFTER seconds for an engine that hangs",
+    why="reports an engine as hung if one step takes more than LMDEPLOY_HEALTH_UNHEALTHY_AFTER seconds",
     essential=False,
 )
 def _health(original: Original, self: Any) -> dict[str, Any]:

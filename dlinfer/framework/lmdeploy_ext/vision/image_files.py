@@ -31,7 +31,7 @@ def read(data: bytes, mode: str) -> Image.Image:
         raise ValueError(f"The image cannot be read: {error}.") from error
 
 
-_UNREAD = "serves the half of a truncated image, and ignores its orientation"
+_UNREAD = "serves a truncated image with its missing part in grey, and ignores its orientation"
 
 
 @corrects("lmdeploy.vl.media.image:ImageMediaIO.load_bytes", why=_UNREAD)
@@ -46,7 +46,7 @@ def load_file(original: Original, self: Any, file_path: Path) -> Any:
 
 @corrects(
     "lmdeploy.serve.processors.multimodal:MultimodalProcessor._parse_multimodal_item",
-    why="ignores the orientation of images that a caller has opened",
+    why="ignores the orientation of images that the caller has opened",
     signature="(i, in_messages, out_messages, media_io_kwargs, allowed_media_domains=None)",
 )
 def parse_item(

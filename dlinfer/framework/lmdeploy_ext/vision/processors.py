@@ -45,7 +45,7 @@ def stand_in() -> Any:
 
 @replaces(
     "transformers.processing_utils:ProcessorMixin.check_argument_for_proper_class",
-    why="finds the class of video processors in no module without torchvision",
+    why="fails to find the class of video processors if torchvision is not installed",
     when=_loading.get,
 )
 def check_argument(original: Original, self: Any, argument_name: str, argument: Any) -> Any:
@@ -54,7 +54,7 @@ def check_argument(original: Original, self: Any, argument_name: str, argument: 
 
 @replaces(
     "transformers.models.auto.video_processing_auto:AutoVideoProcessor.from_pretrained",
-    why="raises ImportError without torchvision, for processors that are asked for images alone",
+    why="raises ImportError without torchvision, even if the processor is used only for images",
     when=_loading.get,
 )
 def from_pretrained(
@@ -88,7 +88,7 @@ def without_videos() -> Iterator[None]:
 
 @replaces(
     "lmdeploy.vl.model.builder:load_vl_model",
-    why="loads processors that want torchvision for videos, which nobody may send",
+    why="loads processors that need torchvision for videos, though the device refuses videos",
     when=activation.is_on,
     signature="(model_path, backend, with_llm=False, backend_config=None, trust_remote_code=False)",
 )
@@ -110,7 +110,7 @@ def load_vl_model(original: Original, model_path: str, backend: str, *args: Any,
 
 @replaces(
     "lmdeploy.model:HFChatTemplate.__init__",
-    why="looks for the chat template in a processor, which wants torchvision for videos",
+    why="looks for the chat template in a processor, which needs torchvision for videos",
     when=activation.is_on,
 )
 def load_chat_template(
@@ -120,7 +120,7 @@ def load_chat_template(
         original(self, model_path, trust_remote_code, **kwargs)
 
 
-@replaces("lmdeploy.vl.engine:_resolve_mm_feature_dtype", why="knows no float32", when=activation.is_on)
+@replaces("lmdeploy.vl.engine:_resolve_mm_feature_dtype", why="does not know float32", when=activation.is_on)
 def feature_dtype(original: Original, hf_config: Any, backend_config: Any) -> Any:
     is_wide = getattr(backend_config, "dtype", "auto") == "float32"
     return torch.float32 if is_wide else original(hf_config, backend_config)
@@ -133,7 +133,7 @@ def _build_preprocessor(original: Original, self: Any, trust_remote_code: bool =
 PATCHES = tuple(
     replaces(
         f"lmdeploy.vl.model.{module}.build_preprocessor",
-        why="composes transforms of torchvision's that pillow and torch have as well",
+        why="composes torchvision's transforms, though pillow and torch can compute the same",
         when=lambda: activation.is_on() and not has_torchvision(),
     )(_build_preprocessor)
     for module in ("internvl:InternVLVisionModel", "cogvlm:CogVLMVisionModel", "glm4_v:GLM4VisionModel")

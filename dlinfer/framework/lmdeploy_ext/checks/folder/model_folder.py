@@ -192,7 +192,7 @@ def looks_like_path(name: str) -> bool:
 
 @replaces(
     "lmdeploy.archs:get_task",
-    why="the first to read the model folder, for pipeline, chat and server alike; finds out nothing but the arch",
+    why="reads only the configuration, so a broken model folder fails later, with an error of another library",
 )
 def get_task(
     original: Original,
@@ -214,7 +214,7 @@ def get_task(
 
 @replaces(
     "lmdeploy.utils:get_model",
-    why="takes a mistyped path for a hub id and reports a network failure or an ill-formed id",
+    why="treats a mistyped path as a hub id, and reports a network failure or an ill-formed id",
     when=activation.is_on,
     essential=False,
 )
@@ -239,7 +239,8 @@ def get_model(
 
 @replaces(
     "lmdeploy.tokenizer:HuggingFaceTokenizer.__init__",
-    why="a folder without tokenizer fails in transformers with advice on converting slow tokenizers",
+    why="passes on transformers' error for a folder without a tokenizer, which only advises how to convert slow "
+    "tokenizers",
     when=activation.is_on,
     essential=False,
 )

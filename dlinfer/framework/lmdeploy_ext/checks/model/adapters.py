@@ -223,7 +223,7 @@ def check_asked(model: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._build_model",
-    why="builds a model, loads its weights and then the adapters, without a look at them",
+    why="loads the weights and then the adapters, and never checks that the adapters fit the model",
     when=activation.is_on,
 )
 def build_model(original: Original, self: Any) -> None:
@@ -236,7 +236,7 @@ def build_model(original: Original, self: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.adapter.adapter:load_lora_weights",
-    why="knows the weights of vision-language models by the names of transformers 4 alone",
+    why="knows the weights of vision-language models only by their names in transformers 4",
     when=activation.is_on,
 )
 def load_lora_weights(

@@ -12,8 +12,8 @@ from dlinfer.framework.patching import Original, replaces
 
 @replaces(
     "lmdeploy.pytorch.models.patch:build_patched_model",
-    why="the first that knows the model's layers, before weights are loaded; there DLINFER_CPU_HEAD packs the last "
-    "and DLINFER_CPU_WEIGHTS=bf12 has all packed as they load",
+    why="builds every layer in the checkpoint's format, and checks neither its memory nor its adapters; "
+    "DLINFER_CPU_HEAD and DLINFER_CPU_WEIGHTS=bf12 need packed layers",
     when=activation.is_on,
 )
 def build_patched_model(

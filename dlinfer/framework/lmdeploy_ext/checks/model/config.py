@@ -40,7 +40,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
 
 @replaces(
     "lmdeploy.pytorch.config:ModelConfig.from_hf_config",
-    why="the first to know the model's configuration; it checks nothing of what our devices serve",
+    why="accepts models that the device does not serve, or would serve with other tokens than transformers",
     when=activation.is_on,
 )
 def from_hf_config(
@@ -78,8 +78,8 @@ def from_hf_config(
 
 @replaces(
     "lmdeploy.pytorch.config:_patch_quantization_config",
-    why="the first to see how a model is quantised: GPTQ and compressed-tensors become a method of LMDeploy's; and "
-    "model_format fails for a model in floats in LMDeploy's words, and is warned of for one that has that format",
+    why="does not convert GPTQ and compressed-tensors, warns of a model_format that the model already has, and calls "
+    "a model_format unsupported if the model is not quantised",
     when=activation.is_on,
     essential=False,  # without the patch LMDeploy refuses methods that it does not know
 )

@@ -60,7 +60,7 @@ def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) 
 
 @replaces(
     "lmdeploy.pytorch.weight_loader.model_weight_loader:load_model_weights",
-    why="leaves parameters that the checkpoint lacks uninitialised, without a word",
+    why="silently leaves parameters uninitialised if the checkpoint lacks them",
     when=activation.is_on,
 )
 def load_model_weights(

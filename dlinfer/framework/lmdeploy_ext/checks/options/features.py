@@ -65,7 +65,7 @@ def _uses_ray(config: Any) -> bool:
 
 @replaces(
     "lmdeploy.pytorch.engine.config_builder:ConfigBuilder.update_engine_config",
-    why="the first thing an engine does; options that are not served are refused here, before weights load",
+    why="accepts options that the device does not serve",
 )
 def update_engine_config(original: Original, engine_config: Any) -> Any:
     config = original(engine_config)
@@ -78,7 +78,7 @@ def update_engine_config(original: Original, engine_config: Any) -> Any:
 
 @replaces(
     "lmdeploy.pytorch.engine.config_builder:ConfigBuilder.build_specdecode_config",
-    why="builds drafts whose tokens were never compared with those of the target alone",
+    why="accepts drafts whose tokens were never compared with the tokens that the target generates alone",
 )
 def build_specdecode_config(
     original: Original,
@@ -126,7 +126,7 @@ PATCHES = (
     *(
         replaces(
             f"{engine}.{name}",
-            why="its executors raise an error without a text, which the server answers with a bare 500",
+            why="raises an error without a text, which the server answers with HTTP status 500 and no reason",
             when=activation.is_on,
             essential=False,
         )(_refuse_update)
@@ -136,7 +136,7 @@ PATCHES = (
     *(
         replaces(
             f"{owner}.sleep",
-            why="level 2 throws the weights away, and waking up serves whatever is in memory",
+            why="discards the weights at level 2, and after waking up the engine computes with whatever is in memory",
             when=activation.is_on,
         )(_sleep)
         for owner in ("lmdeploy.serve.core.async_engine:AsyncEngine", "lmdeploy.pytorch.engine.engine:Engine")

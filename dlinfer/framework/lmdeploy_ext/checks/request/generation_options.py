@@ -128,7 +128,7 @@ def _refuse(field: str, value: object, expected: object) -> GenerationOptionErro
 
 @replaces(
     "lmdeploy.messages:GenerationConfig.__post_init__",
-    why="asserts without naming the field, and lets through what ends the engine's loop",
+    why="fails assertions that do not name the field, and accepts values that end the engine's loop",
     when=activation.is_on,
 )
 def post_init(original: Original, self: Any) -> None:
@@ -138,8 +138,8 @@ def post_init(original: Original, self: Any) -> None:
 
 @replaces(
     "lmdeploy.serve.core.generation_config:build_generation_config",
-    why="drops presence_penalty and frequency_penalty; /generate passes on a single stop word as it came; "
-    "min_new_tokens of generation_config.json may be more than a request asks for",
+    why="drops presence_penalty and frequency_penalty, passes a single stop word on as a string, and lets "
+    "min_new_tokens of generation_config.json exceed the request's max_new_tokens",
     when=activation.is_on,
 )
 def build_generation_config(
@@ -167,7 +167,8 @@ def build_generation_config(
 
 @replaces(
     "lmdeploy.serve.openai.endpoints.common:validate_request",
-    why="n of null is a 500; a request that fails after it leaves its session open for ever",
+    why="answers n=null with HTTP status 500, and accepts requests that fail only after their session is open, which "
+    "then stays open",
     when=activation.is_on,
     essential=False,
 )

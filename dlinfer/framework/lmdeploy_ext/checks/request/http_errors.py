@@ -30,8 +30,8 @@ _limits = Limits()
 
 @replaces(
     "lmdeploy.serve.utils.server_utils:EngineSleepingMiddleware.__call__",
-    why="stands around every endpoint, where an error that none of them expects is a bare 500, and requests have no "
-    "limits",
+    why="limits neither the number of requests nor their time, and lets an endpoint's unexpected error become HTTP "
+    "status 500 without a reason",
     essential=False,
 )
 async def answer_refusal(original: Original, self: Any, scope: Any, receive: Any, send: Any) -> None:
@@ -57,7 +57,7 @@ async def answer_refusal(original: Original, self: Any, scope: Any, receive: Any
 
 @replaces(
     "lmdeploy.serve.core.async_engine:AsyncEngine._request_error_from_status",
-    why="calls the limit of the KV cache the model's context length",
+    why="reports the limit of the KV cache as the model's context length",
     when=activation.is_on,
     essential=False,
 )

@@ -36,7 +36,7 @@ def check_one_image(messages: Iterable[Any], model: str) -> None:
 
 @replaces(
     "lmdeploy.serve.processors.multimodal:MultimodalProcessor._get_multimodal_prompt_input",
-    why="hands videos to processors of images",
+    why="passes videos to processors of images",
     when=activation.is_on,
     signature="(self, messages, do_preprocess, adapter_name, tools=None, chat_template_kwargs=None, "
     "media_io_kwargs=None, mm_processor_kwargs=None, **kwargs)",

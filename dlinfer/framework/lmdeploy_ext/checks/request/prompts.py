@@ -87,7 +87,7 @@ def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
 
 @replaces(
     "lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config",
-    why="the last check of a prompt where an error still reaches the user with a reason",
+    why="accepts prompts and options that end the engine's loop or do not fit the KV cache",
     when=activation.is_on,
 )
 def determine_gen_config(
@@ -104,7 +104,7 @@ def determine_gen_config(
 
 @replaces(
     "lmdeploy.serve.core.async_engine:AsyncEngine.preprocess",
-    why="an unknown adapter ends the engine's loop with a KeyError",
+    why="accepts the name of an unknown adapter, which ends the engine's loop with a KeyError",
     when=activation.is_on,
     signature="(self, messages, session_id, gen_config=None, tools=None, reasoning_effort=None, do_preprocess=True, "
     "adapter_name=None, input_ids=None, enable_thinking=None, chat_template_kwargs=None, media_io_kwargs=None, "
@@ -131,7 +131,7 @@ async def preprocess(original: Original, self: Any, *args: Any, **kwargs: Any) -
 
 @replaces(
     "lmdeploy.pytorch.engine.engine:Engine._add_message",
-    why="the last point before the engine's loop would raise, for requests on every path (get_ppl, logits, RPC)",
+    why="accepts requests that end the engine's loop, on every path (get_ppl, logits, RPC)",
 )
 def add_message(original: Original, self: Any, reqs: list[Any]) -> None:
     if not activation.serves(self.engine_config.device_type):

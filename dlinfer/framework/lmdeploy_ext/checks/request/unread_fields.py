@@ -104,7 +104,7 @@ def _validate(original: Original) -> Any:
 PATCHES = (
     Patch(
         target="lmdeploy.serve.utils.server_utils:validate_json_request",
-        why="every endpoint runs it before its own code, which drops fields without a word",
+        why="checks only the content type, and the endpoints silently ignore fields that they do not serve",
         signature="(raw_request)",
         build=_validate,
         versions=FAULTY,
@@ -115,7 +115,7 @@ PATCHES = (
 
 @corrects(
     "lmdeploy.serve.openai.responses.request:check_request",
-    why="drops the penalties and the reasoning effort, which its chats have",
+    why="drops the penalties and the reasoning effort, which chat requests have",
     essential=False,
 )
 def responses_request(original: Original, request: Any, server_context: Any) -> Any:
@@ -132,7 +132,7 @@ def responses_request(original: Original, request: Any, server_context: Any) -> 
 
 @corrects(
     "lmdeploy.serve.openai.responses.request:warn_ignored_request_fields",
-    why="says of fields that are served or refused that they are ignored",
+    why="warns that fields are ignored, though dlinfer serves or refuses them",
     essential=False,
 )
 def warn_ignored_request_fields(original: Original, request: Any) -> None:

@@ -243,7 +243,8 @@ class _Completion:
 
 @corrects(
     "lmdeploy.serve.openai.endpoints.completions:register",
-    why="one choice, no log-probabilities, no echo, and the index 0 for every prompt of a streamed list",
+    why="serves one choice for each prompt, no log-probabilities and no echo, and streams every prompt of a list as "
+    "choice 0",
 )
 def _register(original: Original, router: Any, server_context: Any) -> None:
     from fastapi import Depends, Request

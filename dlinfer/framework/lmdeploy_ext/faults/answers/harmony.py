@@ -16,7 +16,7 @@ logger = logging.getLogger("dlinfer")
 
 @corrects(
     "lmdeploy.tokenizer:GptOssTokenizer.__init__",
-    why="fails where openai-harmony is not installed, which tokens do not need",
+    why="fails if openai-harmony is not installed, though token ids do not need it",
     essential=False,
 )
 def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool = False) -> None:
@@ -35,7 +35,7 @@ def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool
 
 @corrects(
     "lmdeploy.tokenizer:GptOssTokenizer.detokenize_incrementally",
-    why="reads channels with openai-harmony; without it the text is taken whole",
+    why="needs openai-harmony to separate the text of the model's channels",
     essential=False,
 )
 def _detokenize(

@@ -27,7 +27,7 @@ _TOO_FEW = "https://github.com/InternLM/lmdeploy/issues/1548"
 
 @corrects(
     "lmdeploy.serve.openai.chat_completions.logprobs:_create_chat_completion_logprobs",
-    why="leaves the chosen token out of the most likely ones, and spells tokens as the vocabulary does",
+    why="leaves the chosen token out of the most likely tokens, and spells tokens as the vocabulary does",
     upstream=_TOO_FEW,
     essential=False,
 )
@@ -56,7 +56,7 @@ def _chat_logprobs(
 
 @corrects(
     "lmdeploy.serve.openai.endpoints.generate:_create_top_logprobs",
-    why="drops the chosen token where more are known than were asked for",
+    why="drops the chosen token if more log-probabilities are known than the request asks for",
     upstream=_TOO_FEW,
     essential=False,
 )
@@ -73,7 +73,7 @@ def _top_logprobs(
 
 @corrects(
     "lmdeploy.serve.core.chat_runner:_normalize_runner_gen_config_kwargs",
-    why="asks for one top_logprob where a request asks for none",
+    why="asks for one top_logprob if a request asks for none",
     essential=False,
 )
 def _runner_kwargs(original: Original, request: Any, gen_config_kwargs: dict[str, Any]) -> Any:

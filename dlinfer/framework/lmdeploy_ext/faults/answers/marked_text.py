@@ -71,7 +71,7 @@ def _markers(parser: Any) -> list[str]:
 
 @corrects(
     "lmdeploy.serve.parsers.response_parser:BaseResponseParser.stream_chunk",
-    why="takes a marker that comes in two pieces for text",
+    why="treats a marker as text if it arrives in two pieces",
     upstream="https://github.com/InternLM/lmdeploy/pull/4755",
 )
 def _stream_chunk(

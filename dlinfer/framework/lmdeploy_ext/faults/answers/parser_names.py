@@ -11,7 +11,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.serve.parsers.response_parser:validate_parser_names",
-    why="accepts a name with a dot, which the registry cannot look up",
+    why="accepts a parser name with a dot, which the registry cannot look up",
     essential=False,
 )
 def _validate(

@@ -74,7 +74,7 @@ def _with_parameters(tool: Any) -> Any:
 
 @corrects(
     "lmdeploy.serve.parsers.response_parser:BaseResponseParser.__init__",
-    why="takes a tool_choice that names a function for 'auto', and lets a required call be blanks without end",
+    why="treats a tool_choice that names a function as 'auto', and lets a required call contain unlimited whitespace",
 )
 def _init(original: Original, self: Any, request: Any) -> None:
     required = callable_tools(request)

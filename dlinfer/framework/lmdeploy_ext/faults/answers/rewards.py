@@ -17,7 +17,8 @@ _MODELS = ("InternLM2ForRewardModel", "Qwen2ForRewardModel")
 
 @corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.async_get_reward_score",
-    why="/pooling is a 500 on a model without rewards, on one token, and on what the engine refuses",
+    why="fails on one token and on inputs that the engine refuses, so /pooling answers with HTTP status 500, as it "
+    "does for a model without rewards",
     essential=False,
 )
 async def _reward_score(original: Original, self: Any, input_ids: Sequence[Any]) -> Any:
@@ -47,7 +48,7 @@ def _check(async_engine: Any, ids: Any) -> None:
 
 @corrects(
     "lmdeploy.pipeline:Pipeline.get_reward_score",
-    why="fails on one token, and without a word on what the engine refuses",
+    why="fails on one token, and gives no reason for inputs that the engine refuses",
     essential=False,
 )
 def _pipeline_score(original: Original, self: Any, input_ids: list[Any]) -> list[float]:

@@ -16,7 +16,11 @@ _sequence: ContextVar[str | None] = ContextVar("stop_sequence", default=None)
 """The stop sequence that ended the last answer in the current asyncio task; None if none did."""
 
 
-@corrects("lmdeploy.serve.anthropic.adapter:map_finish_reason", why="knows no stop sequence", essential=False)
+@corrects(
+    "lmdeploy.serve.anthropic.adapter:map_finish_reason",
+    why="maps the end at a stop sequence to end_turn",
+    essential=False,
+)
 def _map_finish_reason(original: Original, reason: str | None) -> str:
     _sequence.set(getattr(reason, "sequence", None))  # only a StopReason has it
     return "stop_sequence" if _sequence.get() is not None else original(reason)
@@ -24,7 +28,7 @@ def _map_finish_reason(original: Original, reason: str | None) -> str:
 
 @corrects(
     "lmdeploy.serve.anthropic.endpoints.messages:register",
-    why="gives None for the stop sequence in every case",
+    why="always returns None as the stop sequence",
     essential=False,
 )
 def _register(
@@ -48,7 +52,7 @@ def _register(
 
 @corrects(
     "lmdeploy.serve.anthropic.streaming:_format_sse",
-    why="is given None for the stop sequence in every case",
+    why="sends None as the stop sequence, because its caller never sets another value",
     essential=False,
 )
 def _format_sse(original: Original, data: Any) -> str:

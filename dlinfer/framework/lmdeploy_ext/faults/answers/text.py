@@ -36,7 +36,7 @@ _PROGRESS = "_dlinfer_progress"
 
 @corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.safe_run",
-    why="passes on the tokens of several steps as one output, and its text depends on how many those were",
+    why="passes on the tokens of several steps as one output, so the text depends on the number of these steps",
 )
 @asynccontextmanager
 async def _safe_run(
@@ -86,7 +86,7 @@ def _split(output: Any) -> Iterator[Any]:
 
 @corrects(
     "lmdeploy.serve.core.async_engine:AsyncEngine.generate",
-    why="stops at the ids of single tokens, and takes longer stop strings for none",
+    why="stops at ids of single tokens, and ignores stop strings of several tokens",
     upstream="https://github.com/InternLM/lmdeploy/issues/1731",
 )
 async def _generate(
@@ -189,7 +189,7 @@ def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
 
 @corrects(
     "lmdeploy.messages:GenerationConfig.convert_stop_bad_words_to_ids",
-    why="drops words of several tokens with a warning, and takes others for all tokens that contain them",
+    why="drops a word of several tokens with a warning, and replaces any other word by all tokens that contain it",
     upstream="https://github.com/InternLM/lmdeploy/issues/1731",
 )
 def _convert(original: Original, self: Any, tokenizer: Any) -> None:

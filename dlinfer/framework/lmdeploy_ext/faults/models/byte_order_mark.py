@@ -10,7 +10,7 @@ from dlinfer.framework.patching import Original, PatchSet, replaces
 
 @replaces(
     "transformers.configuration_utils:PreTrainedConfig._dict_from_json_file",
-    why="takes a byte-order mark for a fault of the JSON behind it",
+    why="reports a byte-order mark as a fault of the JSON behind it",
     essential=False,
 )
 def dict_from_json_file(original: Original, cls: Any, json_file: Any) -> dict[str, Any]:

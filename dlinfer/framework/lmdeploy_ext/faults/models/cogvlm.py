@@ -53,7 +53,7 @@ def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
 
 @corrects(
     f"{_MODEL}:CogVLMForCausalLM.prepare_inputs_for_generation",
-    why="takes every padding token of a text for a piece of an image",
+    why="treats every padding token of a text as a part of an image",
 )
 def prepare(
     original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
@@ -72,7 +72,9 @@ def prepare(
     }
 
 
-@corrects(f"{_MODEL}:CogVLMModel.forward", why="gives the closing token of an image to the vision expert")
+@corrects(
+    f"{_MODEL}:CogVLMModel.forward", why="computes the closing token of an image with the vision expert"
+)
 def forward(
     original: Original,
     self: Any,
@@ -94,7 +96,7 @@ def forward(
 
 @corrects(
     "lmdeploy.pytorch.configurations.cogvlm:CogVLMModelConfigBuilder.build",
-    why="asks CUDA whether it knows bfloat16, and overwrites the model's dtype with the answer",
+    why="asks CUDA whether it supports bfloat16, and overwrites the model's dtype with the answer",
 )
 def build(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
     from lmdeploy.pytorch.configurations.default import DefaultModelConfigBuilder
@@ -107,7 +109,7 @@ def build(original: Original, cls: Any, hf_config: Any, model_path: Any = None, 
     return config
 
 
-@corrects(f"{_MODEL}:CogVLMModel.__init__", why="rotates CogVLM2's heads by CogVLM's frequencies")
+@corrects(f"{_MODEL}:CogVLMModel.__init__", why="rotates CogVLM2's heads with CogVLM's frequencies")
 def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
     original(self, config, dtype, device)
     if hasattr(config, "num_multi_query_heads"):
@@ -119,7 +121,7 @@ def init(original: Original, self: Any, config: Any, dtype: Any = None, device: 
 
 @corrects(
     "lmdeploy.vl.model.cogvlm:CogVLMVisionModel.proc_messages",
-    why="drops all but the first text of a message, and looks for a field that templates of tokenizers do not have",
+    why="drops all texts of a message but the first, and reads a field that a tokenizer's template does not have",
 )
 def proc_messages(
     original: Original, messages: Any, chat_template: Any, tools: Any = None, chat_template_kwargs: Any = None

@@ -15,8 +15,8 @@ _SECTIONS = [8, 12, 12]  # transformers' default
 
 @corrects(
     "lmdeploy.pytorch.configurations.glm4_1v:Glm4vModelConfigBuilder.build",
-    why="the model looks for the language model's fields at the top of the configuration, where transformers 5 "
-    "has none",
+    why="leaves the language model's fields in text_config, as transformers 5 stores them, but the model reads them "
+    "at the top level",
     for_models=("glm4v",),
 )
 def _language_at_the_top(
@@ -39,7 +39,7 @@ def _language_at_the_top(
 
 @corrects(
     "lmdeploy.pytorch.models.glm4_1v:Glm4vVisionAttention.__init__",
-    why="adds a bias that no checkpoint has to attention's output, from uninitialised memory",
+    why="adds a bias to attention's output that no checkpoint has, so its memory stays uninitialised",
     for_models=("glm4v",),
 )
 def _no_bias(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:

@@ -24,7 +24,7 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 @corrects(
     f"lmdeploy.pytorch.models.chatglm2:{CLASS}.prepare_inputs_for_generation",
-    why="takes every padding token of a text for a piece of an image",
+    why="treats every padding token of a text as a part of an image",
 )
 def prepare(
     original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
@@ -36,7 +36,7 @@ def prepare(
 
 
 @corrects(
-    "lmdeploy.vl.model.glm4_v:GLM4VisionModel.proc_messages", why="drops all but the first text of a message"
+    "lmdeploy.vl.model.glm4_v:GLM4VisionModel.proc_messages", why="drops all texts of a message but the first"
 )
 def proc_messages(
     original: Original, messages: Any, chat_template: Any, tools: Any = None, chat_template_kwargs: Any = None

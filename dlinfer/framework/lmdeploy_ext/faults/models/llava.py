@@ -8,7 +8,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.build_preprocessor",
-    why="lets padding tokens stand for images, and takes every other one in the text for a piece of an image",
+    why="lets padding tokens stand for images, so a padding token in the text counts as a part of an image",
     for_models=("llava",),
     upstream="https://github.com/InternLM/lmdeploy/issues/3285",
 )

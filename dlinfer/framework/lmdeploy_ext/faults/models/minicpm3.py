@@ -29,7 +29,7 @@ def check(config: Any) -> None:
 
 @corrects(
     f"{_MODULE}:MiniCPMAttention.__init__",
-    why="tells attention that a head has as many elements as the latent and the rotated part together",
+    why="gives attention the size of latent plus rotated part as head size, though a head is smaller",
     for_models=("minicpm3",),
 )
 def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
@@ -44,7 +44,7 @@ def _logits(self: Any, hidden_states: Tensor) -> Tensor:
 
 @corrects(
     f"{_MODULE}:MiniCPM3ForCausalLM.__init__",
-    why="has no get_logits, which LMDeploy calls for the logits of the tokens that it needs",
+    why="creates a model without get_logits, which LMDeploy calls for the logits of the tokens that it needs",
     for_models=("minicpm3",),
 )
 def _with_logits(
@@ -56,7 +56,7 @@ def _with_logits(
 
 @corrects(
     f"{_MODULE}:MiniCPM3ForCausalLM.forward",
-    why="computes the logits of all tokens of a prompt, where one is needed",
+    why="computes the logits of all tokens of a prompt, though only one row is needed",
     for_models=("minicpm3",),
 )
 def _hidden_states(

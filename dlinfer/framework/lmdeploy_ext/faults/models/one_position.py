@@ -76,7 +76,7 @@ def _update_model_metas(
 PATCHES = tuple(
     corrects(
         f"lmdeploy.pytorch.models.{model}.update_model_metas",
-        why="splits positions by a tensor of lengths, and counts an evicted sequence's images twice",
+        why="splits positions by a tensor, which torch.split refuses, and counts an evicted sequence's images twice",
     )(_update_model_metas)
     for model in ("cogvlm:CogVLMForCausalLM", "chatglm2:ChatGLMForConditionalGeneration")
 )

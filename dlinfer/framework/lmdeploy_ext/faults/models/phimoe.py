@@ -22,7 +22,7 @@ def check(config: Any) -> None:
 
 @corrects(
     "lmdeploy.pytorch.models.patch:_get_module_map",
-    why="knows Phi-3.5-MoE by the name of its remote code, and not by the one that transformers 5 saves",
+    why="knows Phi-3.5-MoE by the class name in its remote code, but not by the name that transformers 5 saves",
     for_models=("phimoe",),
 )
 def _with_saved_names(original: Original) -> dict[str, str]:
@@ -32,7 +32,7 @@ def _with_saved_names(original: Original) -> dict[str, str]:
 
 @corrects(
     "lmdeploy.pytorch.models.phi3_moe:PhiMoESparseMoeBlock.__init__",
-    why="multiplies the experts' input by random numbers, which is meant for training",
+    why="multiplies the experts' input by random numbers, as only training should",
     for_models=("phimoe",),
 )
 def _without_jitter(
@@ -44,7 +44,7 @@ def _without_jitter(
 
 @corrects(
     "lmdeploy.pytorch.models.phi3_moe:PhiMoEForCausalLM.__init__",
-    why="leaves the head of a model with tied embeddings uninitialised",
+    why="leaves the output projection uninitialised if the model ties its embeddings",
     for_models=("phimoe",),
 )
 def _tied(

@@ -8,7 +8,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.models.qwen2_vl:VisionMlp.__init__",
-    why="computes GELU where the configuration says quick_gelu, as Qwen2-VL's does: x sigmoid(1.702 x)",
+    why="computes GELU even if the configuration names quick_gelu, x sigmoid(1.702 x), as Qwen2-VL's does",
     for_models=("qwen2_vl", "qwen2_5_vl"),
 )
 def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:
@@ -20,7 +20,7 @@ def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, d
 
 @corrects(
     "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
-    why="where the dtype stands beside text_config, as transformers 5 saves it, takes it for none, hence float16",
+    why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
     for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 )
 def _dtype_of_the_whole(

@@ -37,7 +37,7 @@ def _tables(config: Any, dim: int) -> nn.Module:
 def _rotary(target: str, model: str) -> Patch:
     @corrects(
         target,
-        why="looks for rope_parameters['type'], which transformers 5 does not write, and serves longrope alone",
+        why="reads rope_parameters['type'], which transformers 5 does not write, and supports only longrope",
         for_models=(model,),
     )
     def init(original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None) -> None:

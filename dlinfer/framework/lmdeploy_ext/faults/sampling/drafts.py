@@ -37,7 +37,7 @@ def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
 
 @corrects(
     "lmdeploy.pytorch.spec_decode.reject_sampler:RejectionSampler.forward",
-    why="accepts drafts by numbers that have no seed",
+    why="accepts draft tokens by random numbers without a seed",
     for_feature=FEATURE,
 )
 def _forward(

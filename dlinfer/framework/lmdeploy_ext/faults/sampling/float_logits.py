@@ -10,7 +10,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.messages:HistoryLogits.get_logits",
-    why="takes float32 logits for 16-bit ones and fails in the engine's loop, which ends the engine",
+    why="reads float32 logits as 16-bit logits, and the error ends the engine's loop",
 )
 def _get_logits(original: Original, self: Any) -> torch.Tensor | None:
     if self._data is None or self._torch_dtype is None:

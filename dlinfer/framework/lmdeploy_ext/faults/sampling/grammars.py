@@ -38,7 +38,7 @@ def mended(grammar: str, is_json: bool) -> str:
 
 @corrects(
     "lmdeploy._guided_decoding:compile_response_format",
-    why="lets an answer hold halves of surrogate pairs, and strings of bounded length raw control characters",
+    why="allows halves of surrogate pairs in an answer, and raw control characters in JSON strings of bounded length",
     upstream="https://github.com/mlc-ai/xgrammar/issues/800",
 )
 def _compile(original: Original, compiler: Any, response_format: dict[str, Any]) -> Any:

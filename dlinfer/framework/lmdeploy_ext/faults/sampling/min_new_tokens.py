@@ -27,7 +27,7 @@ def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
 
 @corrects(
     "lmdeploy.pytorch.strategies.ar.sampling:ARSamplingStrategy.make_sampling_inputs",
-    why="forbids stop words for one token more than min_new_tokens",
+    why="forbids stop words for min_new_tokens + 1 tokens",
 )
 def _make_sampling_inputs(original: Original, self: Any, seqs: list[Any]) -> Any:
     inputs = original(self, seqs)

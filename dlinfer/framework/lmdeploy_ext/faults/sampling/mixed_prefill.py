@@ -8,8 +8,8 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.paging.prefill_scheduler:_PrefillScheduler.schedule",
-    why="puts requests for the logprobs of their input and requests for tokens into one prefill, which samples "
-    "nothing. The requests for tokens end with token 0 as their text, and the next step ends the engine's loop",
+    why="puts requests for logprobs of their input and requests for tokens into one prefill, which samples nothing. "
+    "The requests for tokens end with token 0 as their text, and the next step ends the engine's loop",
     signature="(self, *, waiting, stopped, num_ready, num_running, turn_policy, prealloc_size=0)",
 )
 def _schedule(

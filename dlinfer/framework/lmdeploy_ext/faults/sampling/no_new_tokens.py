@@ -8,8 +8,8 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
-    why="leaves out requests with max_new_tokens=0 while the model agent keeps their rows, so that the next batch "
-    "decodes with its neighbours' rows",
+    why="leaves requests with max_new_tokens=0 out of the batch, but the model agent keeps their rows, so the next "
+    "batch decodes with the rows of other requests",
 )
 def _update_running_seqs(original: Original, self: Any, running: list[Any], inputs: Any) -> None:
     from lmdeploy.pytorch.disagg.config import EngineRole

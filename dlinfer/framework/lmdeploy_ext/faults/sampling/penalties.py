@@ -87,7 +87,7 @@ def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int)
 @corrects(
     "lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor.__call__",
     why="penalises by a list of tokens that lacks the newest one, unless another request's prefill came between. It "
-    "takes the padding of an empty text for a repetition of n-grams, and gives logits processors a padded text",
+    "treats the padding of an empty text as repeated n-grams, and passes logits processors a padded text",
 )
 async def _call(original: Original, self: Any, scores: Tensor) -> Any:
     inputs = self.sampling_inputs
@@ -118,7 +118,8 @@ def _no_list(original: Original, pad_id: int, seqs: list[Any], sampling_inputs: 
 PATCHES = tuple(
     corrects(
         f"lmdeploy.pytorch.strategies.ar.sampling:{name}",
-        why="copies all tokens of a batch at each step, for penalties and processors that read the rows' texts here",
+        why="copies all tokens of a batch at each step, for penalties and processors that read dlinfer's texts of "
+        "the rows instead",
     )(_no_list)
     for name in ("_gather_generated_ids", "_gather_all_ids")
 )
@@ -126,7 +127,7 @@ PATCHES = tuple(
 
 @corrects(
     "lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
-    why="knows neither presence_penalty nor frequency_penalty",
+    why="ignores presence_penalty and frequency_penalty",
     upstream="https://github.com/InternLM/lmdeploy/issues/704",
 )
 def _from_gen_config(original: Original, cls: type, gen_config: Any) -> Any:

@@ -10,8 +10,8 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._step_postprocess_with_output",
-    why="where every sequence has one row (a batch of one, prompts of one token), sampling scales the logits that "
-    "are returned, in place, by the default temperature of 0.8",
+    why="returns logits that sampling has divided in place by the temperature (0.8 by default), if every sequence "
+    "has one row",
     signature="(self, last_logits, logits, inputs, sampling_inputs, stopping_criteria, model_metas, "
     "need_broadcast_next, return_logits=False, return_ce_loss=False, seq_length=None, all_routed_experts=None, "
     "extra_inputs=None)",

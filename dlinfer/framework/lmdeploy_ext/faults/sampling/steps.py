@@ -26,8 +26,8 @@ def _is_unfinished(inputs: Any) -> bool:
 
 @corrects(
     "lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._build_payload",
-    why="makes a step's inputs while the step before computes, so that their lists of generated tokens lack the "
-    "newest one. Those of a prefill are complete, and get the start of each text",
+    why="makes a step's inputs while the previous step computes, so their lists of generated tokens lack the newest "
+    "one; only a prefill's lists are complete",
 )
 def _build_payload(original: Original, self: Any) -> dict[str, Any]:
     payload = original(self)
@@ -54,8 +54,8 @@ def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
 
 @corrects(
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_sampling_logits",
-    why="draws a token after each unfinished chunk and gives it to the request's grammar. A preempted request's "
-    "grammar keeps the token that the preemption dropped. Such answers end in 'stop' and do not follow their schema",
+    why="draws a token after each unfinished chunk and feeds it to the request's grammar, and keeps a token in the "
+    "grammar that a preemption dropped. Such answers end in 'stop' and do not follow their schema",
 )
 async def _async_sampling_logits(
     original: Original, self: Any, logits: Any, inputs: Any, extra_inputs: Any, sampling_inputs: Any

@@ -15,8 +15,8 @@ logger = logging.getLogger("dlinfer")
 
 @corrects(
     "lmdeploy.pipeline:Pipeline._request_generator",
-    why="drops request_output_len in silence, so that a documented limit has no effect. A list that is not as long "
-    "as the prompts' raises in another thread, and the caller waits for ever",
+    why="silently drops request_output_len, a documented limit, and raises in another thread if a list is not as "
+    "long as the prompts' list, so the caller waits forever",
     essential=False,
 )
 def _request_generator(

@@ -9,8 +9,8 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.serve.core.health:EngineHealthMonitor.stop",
-    why="cancels its task once, and waits for its end for ever: before Python 3.12 asyncio.wait_for swallows a "
-    "cancellation that meets the end of a probe (bpo-37658)",
+    why="cancels its task once and waits for its end; before Python 3.12 asyncio.wait_for may swallow the "
+    "cancellation (bpo-37658), and the wait never ends",
     essential=False,
 )
 async def _stop_health_monitor(original: Original, self: Any) -> None:

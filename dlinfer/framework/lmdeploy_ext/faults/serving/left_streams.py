@@ -13,7 +13,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.engine.mp_engine.base_worker:StreamMailbox.publish",
-    why="takes a client that has left for a failure of the engine",
+    why="treats a client that has left as a failure of the engine",
     essential=False,
 )
 def _publish(original: Original, self: Any, output: Any) -> None:

@@ -77,8 +77,8 @@ def _end_with_parent() -> None:
 
 @corrects(
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._start_mp_proc",
-    why="shuts the Manager down while the child still talks to it, so that some starts fail with EOFError; "
-    "a parent killed while it starts leaves Manager and engine behind",
+    why="shuts the Manager down while the child still talks to it, so some starts fail with EOFError, and leaves "
+    "Manager and engine running if the parent is killed during the start",
     essential=False,
 )
 def _start_mp_proc(
@@ -124,8 +124,8 @@ def _start_error(reason: DlinferError | str) -> DlinferError:
 
 @corrects(
     "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine.__init__",
-    why="an exception or Ctrl-C while the engine loads leaves its process running, and Python waits for it at exit "
-    "for ever. The reason of a failed start stays in the child",
+    why="leaves the engine's process running after an exception or Ctrl-C during the start, so Python waits for it "
+    "forever at exit, and does not pass on why a start failed",
     essential=False,
 )
 def _init(

@@ -8,7 +8,7 @@ from dlinfer.framework.patching import Original
 
 @corrects(
     "lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCClient.close_sockets",
-    why="context.term() waits for ever for a message that a dead engine can no longer take",
+    why="waits forever in context.term() for a message that a dead engine can no longer take",
     essential=False,
 )
 def _close_sockets(original: Original, self: Any) -> None:

@@ -31,7 +31,7 @@ def check(model_config: Any) -> None:
 
 @_replaces(
     "lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",
-    why="reads full_attention_interval, which transformers 5 turns into layer_types, and counts layers by it",
+    why="counts layers by full_attention_interval, which transformers 5 replaces by layer_types",
 )
 def _build_config(
     original: Original, cls: Any, hf_config: Any, model_path: Any = None, tp: int = 1, **kwargs: Any
@@ -53,7 +53,8 @@ def _build_config(
 
 @_replaces(
     "lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
-    why="prepares indices for CUDA kernels at each step; ours need the ends, the slots and which sequences begin",
+    why="computes indices for CUDA kernels at each step, but not what the device's ops need: the sequences' ends, "
+    "their slots, and which of them begin",
 )
 def _meta_init(
     original: Original,
@@ -81,7 +82,7 @@ def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwar
 
 @_replaces(
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp",
-    why="keeps the first value it computes, which a graph cannot, and which would outlive an update of weights",
+    why="caches its first result, which a graph cannot do, and would keep it after an update of the weights",
 )
 def _decay_rate(original: Original, self: Any) -> Tensor:
     return -self.A_log.float().exp()
@@ -89,7 +90,7 @@ def _decay_rate(original: Original, self: Any) -> Tensor:
 
 @_replaces(
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.fix_query_key_value_ordering",
-    why="leaves a size to be worked out from the number of tokens, which a graph for every number cannot",
+    why="reshapes with a size of -1, which a graph for any number of tokens cannot resolve",
 )
 def _split_projections(
     original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor

@@ -28,7 +28,7 @@ def check(config: Any) -> None:
 
 @replaces(
     "lmdeploy.pytorch.models.gpt_oss:GptOssForCausalLM._load_weight_experts",
-    why="moves the weights of all experts to CUDA before it cuts them up",
+    why="moves the weights of all experts to CUDA before it splits them",
     when=activation.is_on,
     for_models=("gpt_oss",),
 )
@@ -80,7 +80,7 @@ class SigmoidRouter:
 
 @replaces(
     "lmdeploy.pytorch.models.glm4_moe:Glm4MoE.__init__",
-    why="routes by a softmax and reads neither the correction nor the groups, where the model has sigmoids",
+    why="routes by a softmax, and ignores the correction and the groups, though the model routes by sigmoids",
     when=activation.is_on,
     for_models=("glm4_moe",),
 )

@@ -24,7 +24,7 @@ _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
 
 @replaces(
     "lmdeploy.pytorch.nn.moe:build_fused_moe",
-    why="has no layer of experts for AWQ, which GPTQ and compressed-tensors become",
+    why="has no layer of experts for AWQ, the method that GPTQ and compressed-tensors are converted to",
     when=activation.is_on,
     signature="(hidden_dim, ffn_dim, num_experts, top_k, bias=False, renormalize=False, dtype=None, device=None, "
     "all_reduce=True, enable_ep=False, quant_config=None, layer_idx=0, act_func=None, prefix='')",
@@ -57,7 +57,7 @@ def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
 
 @replaces(
     "lmdeploy.pytorch.models.gpt_oss:GptOssExperts.__init__",
-    why="makes experts of floats, whatever the checkpoint has",
+    why="builds experts in floats, whatever format the checkpoint has",
     for_models=("gpt_oss",),
 )
 def _gpt_oss_experts(
@@ -77,7 +77,7 @@ def _gpt_oss_experts(
 
 @replaces(
     f"{_LAYER}.__init__",
-    why="takes activations of 16 bits alone, as its kernels for CUDA do",
+    why="accepts only activations of 16 bits, as its CUDA kernels do",
     when=activation.is_on,
     signature="(self, hidden_dim, ffn_dim, num_experts, top_k, renormalize=False, dtype=None, device=None, "
     "all_reduce=True, num_bits=4, group_size=32, layer_idx=0)",
@@ -92,7 +92,7 @@ def _of_any_dtype(original: Original, self: Any, *args: Any, **options: Any) -> 
 
 @replaces(
     f"{_LAYER}.update_weights",
-    why="leaves words along in_features, where the op reads words along out_features",
+    why="leaves weights packed along in_features, but the device's op reads them packed along out_features",
     when=activation.is_on,
     for_feature=FEATURE,
 )

@@ -117,7 +117,7 @@ def governs(maker: Any) -> bool:
 
 @_replaces(
     "lmdeploy.pytorch.engine.inputs_maker:build_inputs_maker",
-    why="scheduling does not know the model's rotary embedding",
+    why="does not tell the scheduler about the model's rotary embedding",
     when=activation.is_on,
 )
 def _inputs_maker(original: Original, engine: Any) -> Any:
@@ -139,7 +139,7 @@ def _inputs_maker(original: Original, engine: Any) -> Any:
 
 @_replaces(
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.create_model_inputs",
-    why="dynamic and longrope frequencies depend on the prompt's length, which the model is not told",
+    why="does not pass the prompt's length to the model, though dynamic and longrope frequencies depend on it",
 )
 def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill: bool) -> Any:
     inputs = original(self, messages, is_prefill)
@@ -151,7 +151,7 @@ def _model_inputs(original: Original, self: Any, messages: list[Any], is_prefill
 
 @_replaces(
     "lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.create_model_inputs_long_context",
-    why="a chunk of a prompt must have the frequencies of the whole",
+    why="does not pass the whole prompt's length with a chunk, though it determines the chunk's rotary frequencies",
 )
 def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, multimodals: Any = None) -> Any:
     inputs = original(self, seq, chunk_size, multimodals)
@@ -163,7 +163,8 @@ def _chunk_inputs(original: Original, self: Any, seq: Any, chunk_size: int, mult
 
 @_replaces(
     "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule_running",
-    why="transformers computes Phi-3's cache anew when a text outgrows the original length",
+    why="goes on with the cached keys when a text outgrows the original length, where transformers recomputes "
+    "Phi-3's cache",
 )
 def _schedule_running(
     original: Original, self: Any, running: list[Any], num_required_tokens: int = 1, prealloc_size: int = 1
@@ -178,7 +179,7 @@ def _schedule_running(
 
 @_replaces(
     "lmdeploy.pytorch.paging.scheduler:Scheduler.schedule",
-    why="a preempted sequence keeps its blocks while there is room, and Phi-3's are of other frequencies then",
+    why="reuses the blocks of a preempted sequence, though Phi-3's keys in them have other frequencies",
     signature="(self, is_prefill, prealloc_size=0, allow_long_prefill=True, prefer_long_prefill=False)",
 )
 def _schedule(original: Original, self: Any, is_prefill: bool, *args: Any, **options: Any) -> Any:
@@ -199,7 +200,7 @@ def _shared_blocks(original: Original, self: Any, seq: Any) -> None:
 PATCHES = tuple(
     _replaces(
         f"lmdeploy.pytorch.paging.block_trie.trie:BlockTrie.{method}",
-        why="keys beyond the original length have the frequencies of their own text: their blocks cannot be shared",
+        why="shares blocks of keys beyond the original length, though their frequencies depend on each text's length",
     )(_shared_blocks)
     for method in ("match", "allocate")
 )

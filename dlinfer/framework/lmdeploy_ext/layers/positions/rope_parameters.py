@@ -103,7 +103,7 @@ def longrope_scale(factor: float, original_length: int) -> float:
 
 @replaces(
     "lmdeploy.pytorch.nn.rotary_embedding:build_rotary_params",
-    why="drops longrope's attention_factor and factor; computes yarn's attention_factor from other defaults",
+    why="drops longrope's attention_factor and factor, and computes yarn's attention_factor from other defaults",
     when=activation.is_on,
 )
 def _build_rotary_params(original: Original, config: Any) -> dict[str, Any]:

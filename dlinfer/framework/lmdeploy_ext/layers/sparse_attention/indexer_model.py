@@ -21,16 +21,16 @@ _MODELS = ("deepseek_v32", "glm_moe_dsa")
 
 _replaces = functools.partial(replaces, when=activation.is_on, for_models=_MODELS)
 _NO_CONTEXT = (
-    "reads the indexer's cache from the step's context, which is no argument of the model that a graph has"
+    "relies on the step's context for the indexer's cache, but a graph sees only the model's arguments"
 )
 _CHOSEN = (
-    "copies each choice into a buffer that grows, where a graph of every number of tokens hands the tensor on"
+    "keeps the chosen indices in a buffer that grows, which a graph for any number of tokens cannot capture"
 )
 
 
 @_replaces(
     "lmdeploy.pytorch.configurations.deepseek_v32:DeepseekV32ModelConfigBuilder.build",
-    why="demands FlashMLA, of CUDA, and caches latents in bfloat16 whatever the model's dtype is",
+    why="requires FlashMLA, which needs CUDA, and caches latents in bfloat16 whatever the model's dtype is",
 )
 def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any = None, **kwargs: Any) -> Any:
     """Build LMDeploy's configuration without FlashMLA, and with a KV cache of the model's dtype."""
@@ -48,7 +48,7 @@ def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any 
 
 @_replaces(
     "lmdeploy.pytorch.engine.executor:_finalize_sparse_mla_cache_policy",
-    why="turns quant_policy=16 into CUDA's packed FP8 cache of latents without a word",
+    why="silently turns quant_policy=16 into CUDA's packed FP8 cache of latents",
 )
 def _cache_policy(original: Original, model_configs: Sequence[Any], cache_config: Any) -> None:
     for model_config in model_configs:
@@ -57,7 +57,7 @@ def _cache_policy(original: Original, model_configs: Sequence[Any], cache_config
 
 @replaces(
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._get_dsa_score_workspace_size",
-    why="sets 512 MiB aside for scores, which our op computes a few megabytes at a time",
+    why="reserves 512 MiB for scores, though the device's op computes them a few megabytes at a time",
     essential=False,
     for_models=_MODELS,
 )
@@ -70,7 +70,7 @@ def _score_workspace(original: Original, self: Any) -> int:
 
 @_replaces(
     "lmdeploy.pytorch.models.deepseek_v32:DeepseekV32ForCausalLM.__init__",
-    why="keeps the weights of RMS norms in float32, where transformers has the model's dtype, and so have our ops",
+    why="keeps the weights of RMS norms in float32, though transformers and the device's ops use the model's dtype",
 )
 def _model_init(
     original: Original, self: Any, config: Any, ctx_mgr: Any, dtype: Any = None, device: Any = None
@@ -103,7 +103,7 @@ def _indexer_init(
 
 @_replaces(
     "lmdeploy.pytorch.models.deepseek_v32:rotate_activation",
-    why="needs bfloat16 and a CUDA package, for a turn that matters to FP8 rounding alone",
+    why="requires bfloat16 and a CUDA package, for a rotation that matters only to FP8 rounding",
 )
 def _rotate_activation(original: Original, x: Tensor) -> Tensor:
     return x
@@ -111,7 +111,7 @@ def _rotate_activation(original: Original, x: Tensor) -> Tensor:
 
 @_replaces(
     "lmdeploy.pytorch.models.glm_moe_dsa:GlmMoeDsaIndexer._apply_rotary_pos_emb",
-    why="halves the tables before LMDeploy's own dlinfer layer, which needs them whole",
+    why="halves the rotary tables, but LMDeploy's own dlinfer layer needs whole tables",
 )
 def _rotate_glm(
     original: Original, self: Any, q_pe: Tensor, k_pe: Tensor, freqs_cis: tuple[Tensor, Tensor]
@@ -202,7 +202,7 @@ def _glm_forward(original: Original, self: Any, *args: Any, **kwargs: Any) -> Te
     return result
 
 
-_JOINT = "builds the joint projection in bfloat16 whatever the model's dtype is, and does not tell the layer its dtype"
+_JOINT = "builds the joint projection in bfloat16 whatever the dtype of the model is, and does not pass on that dtype"
 _INIT = "self, config, layer_idx, dtype=None, device=None"
 _FORWARD = "self, hidden_states, rotary_pos_emb, past_key_value=None, attn_metadata=None"
 
