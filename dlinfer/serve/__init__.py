@@ -1,1 +1,1 @@
-"""Servers of one model on one machine or several, behind a router: the parts of ``dlinfer serve``."""
+"""``dlinfer serve``: servers of one model, on one machine or several, behind a router."""

@@ -1,9 +1,10 @@
--- Envoy runs this for each request. It hashes the start of a conversation, so that all its turns reach the replica
--- that has its prefix in the cache. A client may name the conversation itself with the header x-session-id.
+-- Envoy runs this script for each request. The script hashes the start of a conversation, so that all turns of the
+-- conversation reach the replica that has their prefix in its cache. A client may name the conversation with the header
+-- x-session-id instead.
 
--- The key of a request without messages: the first bytes of its prompt.
+-- The number of bytes after the start of a prompt that are the key of a request without messages.
 local PROMPT_BYTES = 1024
--- More than this is not read.
+-- The most bytes of a request that are read.
 local LONGEST = 65536
 
 local QUOTE, BACKSLASH, OPEN, CLOSE = 34, 92, 123, 125
@@ -20,7 +21,7 @@ local function end_of_string(body, at)
   end
 end
 
--- Where the first message of a user ends; where there is none, the end of the list.
+-- Returns where the first message of a user ends; the end of the list of messages if there is none.
 local function end_of_first_question(body, at)
   local depth, message = 0, at
   at = body:find("[", at, true) or #body
@@ -45,7 +46,7 @@ local function end_of_first_question(body, at)
   end
 end
 
--- The key of a chat: its messages up to the first of a user, the system prompt among them.
+-- Returns the key of a request. For a chat this is the text of its messages up to and including the first user message.
 local function key_of(body)
   local messages = body:find('"messages"%s*:%s*%[') or body:find('"input"%s*:%s*%[%s*{')
   if messages then
@@ -55,7 +56,7 @@ local function key_of(body)
   return prompt and body:sub(prompt, prompt + PROMPT_BYTES)
 end
 
--- FNV-1a, 32 bits. The product is taken in two halves, because a double holds 53 bits.
+-- Returns the 32-bit FNV-1a hash. The product is computed in two halves, because a double holds only 53 bits.
 local function hash(text)
   local value = 2166136261
   for i = 1, #text do
@@ -74,7 +75,7 @@ function envoy_on_request(handle)
       key = key_of(body:getBytes(0, math.min(body:length(), LONGEST)))
     end
   end
-  -- The headers of before body() are void after it.
+  -- body() invalidates the headers object, so headers() is called again.
   handle:headers():remove("x-dlinfer-prefix")
   if key then
     handle:headers():add("x-dlinfer-prefix", hash(key))

@@ -1,6 +1,7 @@
-"""``python -m dlinfer.serve.child PLACEMENT COMMAND...``: bind this process to a placement and become the command.
+"""``python -m dlinfer.serve.child PLACEMENT COMMAND...``: binds this process to a placement, then runs a command in it.
 
-A placement of ``-`` binds nothing. The command gets SIGTERM when its parent dies. Standard library only.
+The placement ``-`` binds nothing. The command gets SIGTERM when its parent dies. This module imports only the standard
+library.
 """
 
 import ctypes
@@ -13,34 +14,34 @@ from dlinfer.serve.placement import Placement
 
 _PR_SET_PDEATHSIG = 1
 _MPOL_PREFERRED = 1
-# Numbers of the system call set_mempolicy.
+# Machine -> number of the system call set_mempolicy.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 
 def command(placement: Placement | None, *words: str) -> list[str]:
-    """Return the command line that runs ``words`` in this module's care."""
+    """Return the command line that runs the command ``words`` through this module. placement: None binds nothing."""
     where = "-" if placement is None else placement.encode()
     return [sys.executable, "-m", "dlinfer.serve.child", where, *words]
 
 
 def bind(placement: Placement) -> None:
-    """Bind this process, and all that it starts, to the placement's CPUs and memory."""
+    """Bind this process, and all processes that it starts, to the placement's CPUs and memory."""
     os.sched_setaffinity(0, placement.cpus)
     os.environ.setdefault("OMP_NUM_THREADS", str(placement.threads))
     number = _SET_MEMPOLICY.get(platform.machine())
     if placement.node is not None and number is not None:
         mask = (ctypes.c_ulong * 16)()
         mask[placement.node // 64] = 1 << placement.node % 64
-        # Where the node is full, memory comes from another one. A container may forbid the call; memory then comes
-        # from the node of the CPU that touches it first.
+        # If the node is full, memory comes from another node. A container may forbid the call. Memory then comes from
+        # the node of the CPU that touches it first.
         ctypes.CDLL(None).syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(8 * ctypes.sizeof(mask)))
 
 
 def main() -> None:
-    """Bind this process, and replace it by the command."""
+    """Bind this process, and replace its program by the command."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before it was asked for
+    if os.getppid() != parent:  # the parent died before prctl was called
         sys.exit(1)
     if sys.argv[1] != "-":
         bind(Placement.decode(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""The supervisor's own pages. The router sends ``/metrics`` and ``/dlinfer`` here.
+"""The supervisor's own HTTP server. The router sends it the paths ``/metrics`` and ``/dlinfer``.
 
-``GET /metrics``: the counters of all replicas and of the router. ``GET /dlinfer/replicas``: how they are.
-``PUT /dlinfer/replicas`` with ``{"urls": [...]}``: servers of another machine. They stay for some seconds, so the other
-machine says it again and again. It needs the secret of the file that ``--join-key`` names.
+``GET /metrics`` returns the counters of all replicas and of the router, ``GET /dlinfer/replicas`` the replicas' states.
+``PUT /dlinfer/replicas`` with ``{"urls": [...]}`` adds servers of another machine for ``LEASE_SECONDS``. That machine
+repeats the request in time. ``DELETE`` removes servers. Both need the secret in the file that ``--join-key`` names.
 """
 
 import asyncio
@@ -26,33 +26,40 @@ LEASE_SECONDS = 15.0
 
 @dataclass
 class Joined:
-    """Servers of other machines, and when each was named last. changed: called when one is new."""
+    """The servers of other machines.
+
+    changed: called when the servers change. seen: URL of a server -> time of its last announcement.
+    """
 
     changed: Callable[[], None]
     seen: dict[str, float] = field(default_factory=dict)
 
     def add(self, urls: Iterable[str]) -> None:
-        """Take these for another while."""
+        """Add these servers, or prolong their lease."""
         before = len(self.seen)
         self.seen |= dict.fromkeys(urls, time.monotonic())
         if len(self.seen) != before:
             self.changed()
 
     def remove(self, urls: Iterable[str]) -> None:
-        """Take these no more."""
+        """Remove these servers."""
         for url in urls:
             self.seen.pop(url, None)
         self.changed()
 
     def expire(self) -> None:
-        """Drop servers that were not named for a while."""
+        """Remove the servers that were not announced for LEASE_SECONDS."""
         late = time.monotonic() - LEASE_SECONDS
         if gone := [url for url, when in self.seen.items() if when < late]:
             self.remove(gone)
 
 
 class Control:
-    """The pages. router_metrics: returns the router's. key: the secret of those who join; None: nobody may."""
+    """The HTTP server.
+
+    router_metrics: returns the router's counters as text. key: the secret that lets other machines join; None lets no
+    machine join.
+    """
 
     def __init__(
         self,
@@ -65,7 +72,7 @@ class Control:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
-        """Listen on a free port of this machine, and return the URL."""
+        """Listen on a free port of this machine, and return the server's URL."""
         app = web.Application()
         app.add_routes(
             [
@@ -83,7 +90,7 @@ class Control:
         return f"http://127.0.0.1:{port}"
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -119,7 +126,7 @@ class Control:
     async def _metrics(self, request: web.Request) -> web.Response:
         servers = {str(replica.number): replica.url for replica in self._replicas if replica.ready}
         servers |= {url.removeprefix("http://"): url for url in self._joined.seen}
-        # A server that was started with --api-keys asks for one here too.
+        # A server that was started with --api-keys asks for a key here too.
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         answers = await asyncio.gather(*(_scrape(url, headers) for url in servers.values()))
         if 401 in answers:
@@ -148,7 +155,7 @@ class Control:
 
 
 async def _scrape(url: str, headers: dict[str, str]) -> str | int:
-    """The text of a server's metrics, or the status that it answers with instead; 0 for none."""
+    """Return the text of a server's metrics; its HTTP status if it is not 200; 0 if the server does not answer."""
     timeout = aiohttp.ClientTimeout(total=5)
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with (

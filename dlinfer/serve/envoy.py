@@ -1,12 +1,12 @@
-"""Envoy's configuration for replicas: files that ``dlinfer serve`` writes and Envoy reads.
+"""Writes the files that configure Envoy as the router in front of the replicas.
 
-Envoy passes requests and answers on byte by byte, on any path, and:
+Envoy passes requests and answers on unchanged, on any path, and:
 
-- sends the turns of one conversation to one replica, unless that replica has far more to do than the others;
-- asks another replica when one dies before it has answered;
-- closes the connection of a stream whose replica dies, so that no client takes it for complete.
+- sends all turns of a conversation to one replica, unless that replica has far more to do than the others;
+- repeats a request at another replica if a replica dies before it answers;
+- closes the connection of a stream if its replica dies, so that no client takes the stream for complete.
 
-The list of replicas is a file of its own. Envoy reads it again whenever it is replaced; no connection is lost by that.
+A separate file lists the replicas. Envoy reads this file again whenever it is replaced, and keeps all connections.
 """
 
 import json
@@ -26,15 +26,15 @@ ONE_SERVER_PATHS = (
     "/update_weights",
     "/wakeup",
 )
-"""Prefixes of LMDeploy's paths that change or ask one server. Through a router they would reach any one."""
+"""Prefixes of LMDeploy's paths that change or ask one server. Through a router they would reach an arbitrary one."""
 
 _BODY_BYTES = 64 << 20
-"""Bytes of a request at most. Envoy keeps a request until it is answered, to be able to send it again."""
+"""The most bytes of a request. Envoy keeps each request until it is answered, so that it can send the request again."""
 
-# A replica takes this times the average of unfinished requests before a conversation moves to another one.
+# A conversation moves to another replica if its own replica has this percentage of the average unfinished requests.
 _MOST_LOAD_PERCENT = 200
 
-# A request whose replica dies is asked again at others so often, and no more: it may be the reason that they die.
+# How often a request is repeated at other replicas after its replica dies. The request itself may kill replicas.
 _RETRIES = 2
 
 _TYPE = "type.googleapis.com/envoy"
@@ -43,10 +43,10 @@ _CONTROL = "control"
 
 
 def write_bootstrap(folder: Path, listen: tuple[str, int], control: str) -> Path:
-    """Write the file that Envoy starts with, and return its path.
+    """Write the file that Envoy reads at its start, and return the file's path.
 
-    folder: also holds the list of replicas (``write_replicas``) and Envoy's admin socket.
-    listen: the address of clients. control: the URL of the supervisor's own server.
+    folder: where to write; it also gets the list of replicas (``write_replicas``) and Envoy's admin socket.
+    listen: host and port for clients. control: the URL of the supervisor's own server.
     """
     config = {
         "node": {"id": "dlinfer", "cluster": "dlinfer"},
@@ -62,15 +62,15 @@ def write_bootstrap(folder: Path, listen: tuple[str, int], control: str) -> Path
 
 
 def write_replicas(folder: Path, urls: Iterable[str]) -> None:
-    """Replace the list of replicas that get new requests. Requests under way at others go on."""
+    """Replace the list of replicas that get new requests. Running requests at other replicas go on."""
     assignment = {"@type": f"{_TYPE}.config.endpoint.v3.ClusterLoadAssignment", **_endpoints(_REPLICAS, urls)}
     draft = folder / "replicas.draft"
     draft.write_text(json.dumps({"resources": [assignment]}))
-    os.replace(draft, _replicas_file(folder))  # Envoy watches for files that are moved here
+    os.replace(draft, _replicas_file(folder))  # Envoy notices files that are moved into the folder
 
 
 def admin_socket(folder: Path) -> Path:
-    """The socket of Envoy's administration interface."""
+    """Return the path of the socket for Envoy's administration interface."""
     return folder / "admin.sock"
 
 
@@ -83,7 +83,7 @@ def _listener(listen: tuple[str, int]) -> dict[str, Any]:
     manager = {
         "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "router",
-        "stream_idle_timeout": "0s",  # an answer may take as long as it takes
+        "stream_idle_timeout": "0s",  # no limit: an answer may pause for any time
         "drain_timeout": "1s",
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes()}]},
         "http_filters": [
@@ -152,9 +152,9 @@ def _replicas_cluster(folder: Path) -> dict[str, Any]:
         },
         "lb_policy": "RING_HASH",
         "common_lb_config": {
-            # Where Envoy finds no replica well, it asks all that are listed: the supervisor lists those that answer.
+            # If no replica is healthy, Envoy uses all listed ones: the supervisor lists only those that answer.
             "healthy_panic_threshold": {"value": 1.0},
-            "update_merge_window": "0s",  # a replica that is well gets requests at once
+            "update_merge_window": "0s",  # a healthy replica gets requests at once
             "consistent_hashing_lb_config": {"hash_balance_factor": _MOST_LOAD_PERCENT},
         },
         "ignore_health_on_host_removal": True,
@@ -182,7 +182,7 @@ def _cluster(name: str, urls: Iterable[str] = ()) -> dict[str, Any]:
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": f"{_TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions",
-                # uvicorn closes a connection that was idle for 5 seconds.
+                # Less than the 5 seconds after which uvicorn closes an idle connection.
                 "common_http_protocol_options": {"idle_timeout": "4s"},
                 "explicit_http_config": {"http_protocol_options": {}},
             }
@@ -200,7 +200,7 @@ def _address(host: str, port: int) -> dict[str, Any]:
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Host and port of ``http://HOST:PORT``."""
+    """Return host and port of ``http://HOST:PORT``."""
     host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
     return host.strip("[]"), int(port)
 

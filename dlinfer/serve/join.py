@@ -1,4 +1,4 @@
-"""Membership of this machine's servers at the router of another one."""
+"""Announces this machine's servers to the router of another machine."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger("dlinfer")
 
 
 def local_address(router_url: str) -> str:
-    """Return this machine's address as the router's machine sees it. Raises JoinError for a URL without a host."""
+    """Return the address of this machine on its route to the router. Raises JoinError for a bad or unreachable URL."""
     parts = urlsplit(router_url)
     if parts.scheme != "http" or not parts.hostname:
         raise JoinError(url=router_url, detail="it is not http://HOST:PORT", advice="correct --join.")
@@ -30,9 +30,9 @@ def local_address(router_url: str) -> str:
 
 
 class Membership:
-    """Names the ready servers to the router until it is cancelled; then takes them back.
+    """Announces the servers that answer to a router, again and again until it is cancelled; then withdraws them.
 
-    ready: returns the URLs of the servers that answer now.
+    router_url: the router's URL. key: the secret of both machines. ready: returns the URLs of the servers that answer.
     """
 
     def __init__(self, router_url: str, key: str, ready: Callable[[], list[str]]) -> None:
@@ -41,7 +41,7 @@ class Membership:
         self._named: set[str] = set()
 
     async def run(self) -> None:
-        """Run until cancelled. Raises JoinError when the router refuses; a router that is away is asked again."""
+        """Run until cancelled. Raises JoinError if the router refuses. If the router does not answer, try again."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout, headers={"x-join-key": self._key}) as client:
             try:
@@ -67,4 +67,4 @@ class Membership:
         self._named = ready
 
 
-assert LEASE_SECONDS > 5  # several turns of the loop above
+assert LEASE_SECONDS > 5  # several rounds of the loop above

@@ -1,4 +1,4 @@
-"""One /metrics answer from several: each sample of a replica gets the label ``replica``."""
+"""Merges the /metrics answers of several replicas into one. Each sample gets the label ``replica``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 
 class _Merged(Collector):
-    """The samples of several answers, by family."""
+    """Collects the samples of several answers, grouped by metric family."""
 
     def __init__(self, answers: Mapping[str, str], own: Iterable[Metric]) -> None:
         self.answers, self.own = answers, own
@@ -30,7 +30,7 @@ class _Merged(Collector):
 def merge(answers: Mapping[str, str], own: Iterable[Metric] = ()) -> str:
     """Return one answer in Prometheus's text format.
 
-    answers: the text of each replica, by its label. own: further families.
+    answers: label of a replica -> the text of its /metrics. own: metric families to append.
     """
     registry = CollectorRegistry()
     registry.register(_Merged(answers, own))

@@ -1,4 +1,4 @@
-"""The options of ``lmdeploy serve api_server`` that ``dlinfer serve`` takes over, and those that it refuses."""
+"""Reads the options of ``lmdeploy serve api_server``: keeps the router's, refuses some, and passes on the rest."""
 
 import argparse
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ _REFUSED = {
     "--nnodes": ("replicas share nothing", _USE_SERVERS),
     "--dp": ("replicas are its data parallelism", _USE_SERVERS),
 }
-"""Option -> why several servers cannot have it, and what to do."""
+"""Option -> why several servers cannot use it, and the user's next step."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where clients connect, and what replicas get.
+    """The server's options.
 
-    host, port: the address for clients. passed: options of each replica.
+    host, port: the address for clients. passed: the options that every replica gets.
     """
 
     host: str
@@ -41,16 +41,16 @@ class ServerOptions:
     passed: tuple[str, ...]
 
     def at(self, host: str) -> "ServerOptions":
-        """Return the same options with another host."""
+        """Return these options with another host."""
         return replace(self, host=host)
 
 
 def read(words: Sequence[str], several: bool) -> ServerOptions:
-    """Split the options of LMDeploy's server.
+    """Return the options of LMDeploy's server that are in ``words``, as the user typed them.
 
-    words: as they were typed. several: whether there is more than one server, here or on another machine.
+    several: whether there is more than one server, on this machine or on others.
 
-    Raises ReplicaOptionError for an option that has no meaning there.
+    Raises ReplicaOptionError for an option that cannot be used.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--server-name", default="0.0.0.0")

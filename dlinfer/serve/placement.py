@@ -1,6 +1,6 @@
-"""Where replicas run: each gets CPUs of one NUMA node, as many threads as these can run, and the node's memory.
+"""Divides this machine among replicas: each gets CPUs of one NUMA node, that node's memory and a number of threads.
 
-Standard library only.
+This module imports only the standard library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from dlinfer.serve.errors import ReplicaCountError
 class Placement:
     """One replica's share of the machine.
 
-    cpus: logical CPUs that it may run on. threads: how many threads its kernels use.
-    node: the NUMA node whose memory it takes first; None is any.
+    cpus: the logical CPUs that it may run on. threads: the number of threads of its kernels.
+    node: the NUMA node to allocate memory on first; None is any node.
     """
 
     cpus: tuple[int, ...]
@@ -34,7 +34,7 @@ class Placement:
 
     @classmethod
     def decode(cls, text: str) -> "Placement":
-        """Return the placement that ``encode`` wrote."""
+        """Return the placement that ``encode`` has turned into ``text``."""
         cpus, threads, node = text.split("/")
         return cls(tuple(map(int, cpus.split(","))), int(threads), int(node) if node else None)
 
@@ -42,11 +42,11 @@ class Placement:
 def place(cores: Mapping[tuple[int, ...], int], quota: float | None, replicas: int | None) -> list[Placement]:
     """Return the placement of each replica.
 
-    cores: the logical CPUs of each core that may be used -> its NUMA node. quota: CPUs' worth of time that all replicas
-    share; None is no limit. replicas: how many; None is one for each node.
+    cores: the logical CPUs of each usable core -> its NUMA node. quota: the number of CPUs that all replicas together
+    may keep busy; None is no limit. replicas: their number; None is one for each node.
 
-    Replicas are spread over nodes and share the cores of a node evenly. Raises ReplicaCountError for more replicas
-    than cores.
+    Replicas are spread over the nodes, and those on one node share its cores evenly. With fewer replicas than nodes,
+    a replica gets several nodes. Raises ReplicaCountError if there are more replicas than cores.
     """
     nodes: dict[int, list[tuple[int, ...]]] = {}
     for core, node in cores.items():
@@ -76,14 +76,14 @@ def place(cores: Mapping[tuple[int, ...], int], quota: float | None, replicas: i
 
 
 def _parts(items: Sequence[Any], count: int) -> list[list[Any]]:
-    """The items in ``count`` runs of nearly equal length, the longer ones first."""
+    """Split items into ``count`` runs of nearly equal length, longer runs first."""
     size, longer = divmod(len(items), count)
     ends = [size * at + min(at, longer) for at in range(count + 1)]
     return [list(items[begin:end]) for begin, end in pairwise(ends)]
 
 
 def _ranges(cpus: Sequence[int]) -> str:
-    """``0-3,8`` for the numbers 0, 1, 2, 3 and 8."""
+    """Return ascending numbers as text: ``0-3,8`` for 0, 1, 2, 3 and 8."""
     runs: list[list[int]] = []
     for cpu in cpus:
         if runs and runs[-1][-1] == cpu - 1:

@@ -1,4 +1,4 @@
-"""One server: started, watched, started again when it dies, and stopped when its requests are answered."""
+"""Runs one server: starts it, watches it, restarts it if it dies, and stops it once its requests are answered."""
 
 import asyncio
 import contextlib
@@ -19,22 +19,23 @@ from dlinfer.serve.placement import Placement
 logger = logging.getLogger("dlinfer")
 
 _FAILED_STARTS = 3
-"""So many ends in a row before the first answer, and the replica is given up."""
+"""A replica is given up if it ends this many times in a row before its first answer, and no other replica serves."""
 
 _LONGEST_PAUSE = 30.0
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 5.0
-# /health says 503 when nothing has moved for a time of its own (LMDEPLOY_HEALTH_UNHEALTHY_AFTER). So much longer, and
-# the server is taken for stuck.
+# A server whose /health gives no 200 for this time is killed. /health itself answers 503 only if the engine has made no
+# progress for LMDEPLOY_HEALTH_UNHEALTHY_AFTER seconds.
 _STUCK_SECONDS = 180.0
 _LOG_LINES = 30
 
 
 class Replica:
-    """A server on a port of its own.
+    """A server on its own port.
 
-    number: of this replica, for logs. words: the command of the server. address: host and port that it listens on.
-    changed: called when the replica becomes ready or stops to be.
+    number: the replica's number, for logs. words: the server's command line. address: the host and port that it
+    listens on. placement: the CPUs and memory that it gets; None binds nothing. changed: called whenever ``state``
+    changes.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Replica:
     ) -> None:
         self.number, self.placement = number, placement
         self.url = f"http://{address[0]}:{address[1]}"
-        self.state = "starting"  # then "ready", "draining", "stopped"
+        self.state = "starting"  # or "ready", "draining", "stopped"
         self.restarts = 0
         self._words = words
         self._changed = changed
@@ -60,13 +61,13 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests may be sent here."""
+        """Whether the replica accepts new requests."""
         return self.state == "ready"
 
     async def run(self, alone: Callable[[], bool]) -> None:
-        """Keep the server running until ``stop``.
+        """Keep the server running until ``stop`` is called.
 
-        alone: whether no other replica serves now. Raises ReplicaStartError after several failed starts, if so.
+        alone: returns whether no replica serves now. If so, this raises ReplicaStartError after several failed starts.
         """
         failed = 0
         while not self._ending:
@@ -95,14 +96,14 @@ class Replica:
         self._set("stopped")
 
     async def stop(self) -> None:
-        """Let running requests finish, and end the server."""
+        """Let running requests finish, then end the server."""
         self._ending = True
         await self._end()
 
     async def restart(self, routed_away: float) -> None:
-        """Stop the server when its requests are answered, start it again, and return when it answers.
+        """Stop the server once its requests are answered, and start it again. Return when it answers.
 
-        routed_away: seconds after which no new request is sent here.
+        routed_away: how many seconds to wait until no router sends this server new requests.
         """
         self._restarting = True
         self._came_up.clear()
@@ -112,7 +113,7 @@ class Replica:
         await self._came_up.wait()
 
     def kill(self) -> None:
-        """End the server at once."""
+        """Kill the server and all processes that it started."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -139,7 +140,7 @@ class Replica:
         while True:
             try:
                 line = await process.stdout.readline()
-            except ValueError:  # a line of over a MiB
+            except ValueError:  # a line longer than one MiB
                 continue
             if not line:
                 return
@@ -151,7 +152,7 @@ class Replica:
             sys.stdout.flush()
 
     async def _until_ready(self, process: asyncio.subprocess.Process) -> bool:
-        """Wait for the first answer. False: the process ended before."""
+        """Wait until the server answers. Return False if its process ended before."""
         while process.returncode is None:
             if await healthy(self.url):
                 return True
@@ -159,7 +160,7 @@ class Replica:
         return False
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Return when the process has ended; kill it when it is stuck."""
+        """Return when the process has ended. Kill the process if it is stuck."""
         well = time.monotonic()
         while process.returncode is None:
             with contextlib.suppress(TimeoutError):
@@ -180,7 +181,7 @@ class Replica:
 
 
 async def healthy(url: str) -> bool:
-    """Whether a server says that it is well."""
+    """Return whether a server's /health answers 200."""
     timeout = aiohttp.ClientTimeout(total=10)
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with (

@@ -1,4 +1,4 @@
-"""The router's process, and what its administration interface tells."""
+"""Runs the router's process, and reads its administration interface."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _LOG_LINES = 20
 
 
 def find() -> str:
-    """Return the path of Envoy. Raises ServePackageError without one."""
+    """Return the path of Envoy's program. Raises ServePackageError if it is not installed."""
     beside = Path(sys.executable).with_name("envoy")
     path = str(beside) if beside.is_file() else shutil.which("envoy")
     if path is None:
@@ -26,9 +26,9 @@ def find() -> str:
 
 
 class Router:
-    """Envoy, with its files in a folder.
+    """Envoy, as a process with its files in a folder.
 
-    listen: the address of clients. control: the URL of the supervisor's own server.
+    listen: host and port for clients. control: the URL of the supervisor's own server.
     """
 
     def __init__(self, folder: Path, listen: tuple[str, int], control: str) -> None:
@@ -41,14 +41,14 @@ class Router:
         self._process: asyncio.subprocess.Process | None = None
 
     def send_to(self, urls: Iterable[str]) -> None:
-        """Send new requests to these servers."""
+        """Send new requests to these servers, and to no others."""
         urls = sorted(urls)
         if urls != self._urls:
             self._urls = urls
             envoy.write_replicas(self._folder, urls)
 
     async def run(self) -> None:
-        """Run until ``kill``. Raises RouterEndedError when the router ends by itself."""
+        """Run until ``kill`` is called. Raises RouterEndedError if the router ends by itself."""
         options = (
             "-c",
             str(self._config),
@@ -71,22 +71,22 @@ class Router:
             raise RouterEndedError(status=status, log="\n".join(self._log))
 
     async def accepts(self) -> bool:
-        """Whether the router listens."""
+        """Return whether the router accepts connections."""
         with contextlib.suppress(aiohttp.ClientError, OSError):
             return (await self._admin("GET", "/ready")).strip() == "LIVE"
         return False
 
     async def serves(self, url: str) -> bool:
-        """Whether the router has found a server well, and sends it requests."""
+        """Return whether the router has found a server healthy, and so sends it requests."""
         host, port = envoy.host_and_port(url)
         return f"replicas::{host}:{port}::health_flags::healthy" in await self._admin("GET", "/clusters")
 
     async def refuse(self) -> None:
-        """Take no new connections. Requests under way go on, and their connections are closed behind them."""
+        """Accept no new connections. Running requests go on, and each connection is closed after its request."""
         await self._admin("POST", "/drain_listeners")
 
     async def unanswered(self) -> int:
-        """Return how many requests are under way."""
+        """Return the number of requests that are not answered yet."""
         text = await self._admin("GET", "/stats?filter=^http.router.downstream_rq_active$")
         return int(text.rpartition(":")[2] or 0)
 
@@ -95,7 +95,7 @@ class Router:
         return await self._admin("GET", "/stats/prometheus?filter=(cluster.replicas|http.router)")
 
     async def kill(self) -> None:
-        """End the router at once."""
+        """Kill the router's process, and wait for its end."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Runs replicas and the router, and obeys signals.
+"""Runs the replicas and the router, and handles signals.
 
-SIGTERM and SIGINT: take no new requests, let running ones finish, end. A second one ends at once.
-SIGHUP: restart replicas one after another. The others serve in the meantime.
+SIGTERM and SIGINT: refuse new requests, let running requests finish, then end. A second signal kills the replicas.
+SIGHUP: restart the replicas one after another, while the others serve.
 """
 
 import asyncio
@@ -25,19 +25,21 @@ from dlinfer.serve.router import Router
 
 logger = logging.getLogger("dlinfer")
 
-# The router reads its new list within milliseconds. A request that it sent before reaches the server by then. A router
-# on another machine hears of it a second later.
+# How long a replica goes on serving after it leaves the router's list. The router reads the new list within
+# milliseconds, and requests that it sent before arrive in this time. A router on another machine is told up to a second
+# later.
 _ROUTED_AWAY_SECONDS = 1.0
 _ROUTED_AWAY_ELSEWHERE_SECONDS = 3.0
 _HOLD_SECONDS = 0.2
 
 
 class Supervisor:
-    """All that ``dlinfer serve`` runs on this machine.
+    """Everything that ``dlinfer serve`` runs on this machine.
 
-    model: of each replica. options: of the command. placements: of the replicas. join_key: the secret of those who may
-    join, or with ``router_url`` the one to join with. router_url: the router of another machine, which sends requests
-    here.
+    model: the model of every replica. options: the command's options. placements: one for each replica.
+    router_url: the URL of another machine's router, which sends requests to this machine; None runs a router here.
+    join_key: the secret that lets other machines join this machine's router, or, with ``router_url``, this machine join
+    that router. None: no other machine may join.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Supervisor:
         self._joined = Joined(self._changed)
         self._router: Router | None = None
         self._router_url, self._join_key = router_url, join_key
-        # One server that nobody joins listens for clients itself.
+        # A single server that no other machine can join needs no router: it listens for clients itself.
         self._alone = len(placements) == 1 and join_key is None and router_url is None
         host = "127.0.0.1"
         if self._alone or router_url is not None:
@@ -76,7 +78,7 @@ class Supervisor:
         return [sys.executable, "-m", "lmdeploy", "serve", "api_server", model, *self._options.passed, *where]
 
     async def run(self) -> None:
-        """Serve until a signal. Raises the error of a part that cannot go on."""
+        """Serve until a signal ends it. Raises the error of the replica, router or membership that cannot go on."""
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         for which in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +117,7 @@ class Supervisor:
             self._ended.set_exception(error)
 
     def _changed(self) -> None:
-        """Tell the router who serves."""
+        """Send the router the servers that answer now."""
         self._change.set()
         if self._router is not None and not self._stopping:
             self._router.send_to([*self._ready_urls(), *self._joined.seen])
@@ -130,7 +132,7 @@ class Supervisor:
         return not any(replica.ready for replica in self._replicas)
 
     async def _announce(self) -> None:
-        """Print the URL as soon as all replicas answer."""
+        """Print the URL once all replicas answer."""
         while len(self._ready_urls()) < len(self._replicas):
             self._change.clear()
             await self._change.wait()
@@ -199,7 +201,7 @@ _held: list[socket.socket] = []
 
 
 def _free(host: str, count: int) -> list[tuple[str, int]]:
-    """Addresses that stay free: nobody listens on a port that is bound here, but a server of ours may."""
+    """Return free addresses. The ports stay bound here, so that only a server with SO_REUSEADDR can listen on them."""
     for _ in range(count):
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

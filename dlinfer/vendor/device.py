@@ -131,8 +131,8 @@ class Device(ABC):
     def connect(self, group: int) -> str:
         """Prepare ``ops.all_reduce`` on a group of ranks. Called on all ranks at once, after ``share``.
 
-        group: a number of ``dlinfer.ops.collective.groups``. Returns the name of the way that sums take; graphs that
-        were compiled for one way are not used with another.
+        group: a group number of ``dlinfer.ops.collective.groups``. Returns a text that says how the ranks sum. A graph
+        that was compiled for one text is not used with another.
         """
         return "torch.distributed"
 

@@ -22,12 +22,12 @@ _ROUNDED = "the sum is in float32, and rounded once"
     },
 )
 def all_reduce(x: Tensor, group: int) -> None:
-    """The torch op behind ``dlinfer.ops.all_reduce``. group: a number of ``groups``. This op returns nothing."""
+    """The torch op behind ``dlinfer.ops.all_reduce``. It returns nothing. group: a group number of ``groups``."""
     by_torch(x, group)
 
 
 def by_torch(x: Tensor, group: int) -> None:
-    """Add up by torch.distributed, in float32 at least."""
+    """Sum ``x`` over the ranks in place, with torch.distributed. Tensors of 16 bits are summed in float32."""
     if group == ALONE:
         return
     total = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -38,19 +38,19 @@ def by_torch(x: Tensor, group: int) -> None:
 
 @all_reduce.python_call
 def _call_all_reduce(x: Tensor, group: Any = None) -> Tensor:
-    """Add up a tensor over all ranks of a group, in place. Every rank gets the same bits.
+    """Sum a tensor over all ranks of a group, in place. Every rank gets the same bits.
 
-    x: [...], a floating dtype, any strides; mutated. All ranks must give the same sizes, and call in the same order.
+    x: [...], a floating dtype, any strides; mutated. All ranks must pass the same sizes, and call in the same order.
     group: a torch.distributed.ProcessGroup, or its number; None or "" is the default group.
 
-    Returns x. Raises OpArgumentError, and KernelFailureError if the process of a rank has ended.
+    Returns x. Raises OpArgumentError; KernelFailureError if the process of a rank has ended.
     """
     all_reduce.overload(x, group if isinstance(group, int) else _number(group))
     return x
 
 
 def _number(group: Any) -> int:
-    if torch.compiler.is_dynamo_compiling():  # the groups of a model were registered before
+    if torch.compiler.is_dynamo_compiling():  # a model's groups are registered before compilation
         return number_of(group)
     chosen = group or torch.distributed.group.WORLD
     if chosen is None:

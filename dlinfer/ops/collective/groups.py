@@ -1,7 +1,7 @@
-"""Numbers for torch's process groups, so that a group can be an argument of an op.
+"""Numbers torch's process groups, so that a group can be an argument of an op.
 
-Ranks of one model register their groups in the same order, so a number means the same group on each of them, and in
-graphs that are kept on disk.
+All ranks of a model register their groups in the same order. So a number means the same group on each rank, and in
+graphs from the disk cache.
 """
 
 from typing import TYPE_CHECKING
@@ -10,14 +10,14 @@ if TYPE_CHECKING:  # torch may be built without it
     from torch.distributed import ProcessGroup
 
 ALONE = -1
-"""The group of this process alone."""
+"""Number of a group that consists of this process only."""
 
 _groups: list["ProcessGroup | None"] = []
 _numbers: dict[str, int] = {}
 
 
 def register(group: "ProcessGroup") -> int:
-    """Return the number of a process group, which may be registered already."""
+    """Return the number of a process group. Register the group if it is not registered."""
     number = _numbers.get(group.group_name)
     if number is None:
         number = _groups.index(None) if None in _groups else len(_groups)
@@ -27,7 +27,7 @@ def register(group: "ProcessGroup") -> int:
 
 
 def forget(number: int) -> None:
-    """Free the number of a group that is about to end."""
+    """Make the number of a group available for other groups. Call this before the group is destroyed."""
     group = _groups[number]
     if group is not None:
         del _numbers[group.group_name]
@@ -35,12 +35,12 @@ def forget(number: int) -> None:
 
 
 def number_of(group: "ProcessGroup") -> int:
-    """Return the number of a registered group. Dynamo reads it as a constant. Raises KeyError for another group."""
+    """Return the number of a registered group, which Dynamo treats as a constant. Raises KeyError for other groups."""
     return _numbers[group.group_name]
 
 
 def process_group(number: int) -> "ProcessGroup":
-    """Return the process group of a number. Raises ValueError if there is none."""
+    """Return the process group with a number. Raises ValueError if no group has this number."""
     group = _groups[number] if 0 <= number < len(_groups) else None
     if group is None:
         raise ValueError(f"group {number} is not registered in this process")

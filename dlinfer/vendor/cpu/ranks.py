@@ -1,7 +1,7 @@
-"""Sums over the ranks of a host through memory that they share (csrc/ranks), else by torch.distributed.
+"""Sums over ranks, through shared memory (csrc/ranks) if they run on one host, else by torch.distributed.
 
-The memory is an anonymous file (``memfd_create``), which the other ranks open through ``/proc``. It has no name in
-``/dev/shm``, so nothing is left behind if all ranks are killed.
+The memory is an anonymous file (``memfd_create``) of rank 0, which the other ranks open through ``/proc``. The file has
+no name in ``/dev/shm``, so nothing is left behind if all ranks are killed.
 """
 
 import logging
@@ -20,7 +20,7 @@ from dlinfer.vendor.device import host_identity
 
 logger = logging.getLogger("dlinfer")
 
-_AWAKE = 200  # microseconds that a rank waits for the others before it sleeps, where no other needs its CPU
+_AWAKE = 200  # microseconds that a rank spins before it sleeps, if it has a CPU of its own
 _sharing: set[int] = set()
 
 
@@ -33,14 +33,14 @@ def all_reduce(x: Tensor, group: int) -> None:
 
 
 def shares_memory(group: int) -> bool:
-    """Return whether the ranks of a group share memory."""
+    """Return whether the ranks of a group sum through shared memory."""
     return group in _sharing
 
 
 def share_memory(group: int, spins: bool = False) -> bool:
-    """Let the ranks of a group share memory, and return whether they do. All ranks call this at once.
+    """Set up shared memory for the ranks of a group, and return whether they can use it. All ranks must call this.
 
-    spins: whether ranks may wait without sleeping, because each has a CPU of its own.
+    spins: whether a rank may wait without sleeping, because it has a CPU of its own.
     """
     of_torch = process_group(group)
     rank, count = distributed.get_rank(of_torch), distributed.get_world_size(of_torch)
@@ -54,10 +54,12 @@ def share_memory(group: int, spins: bool = False) -> bool:
         hosts, processes, files, inodes, reasons = zip(*ranks, strict=True)
         reason = next(filter(None, reasons), "") or ("several hosts" if len(set(hosts)) > 1 else "")
         if not reason and rank > 0:
-            with suppress(OSError):  # processes of other containers are not seen
+            with suppress(OSError):  # other containers' processes are not visible
                 file = os.open(f"/proc/{processes[0]}/fd/{files[0]}", os.O_RDWR | os.O_CLOEXEC)
             reason = "" if _inode(file) == inodes[0] else "ranks do not see each other's files"
-        reason = next(filter(None, _gathered(reason, of_torch)), "")  # also: all have opened the file
+        reason = next(
+            filter(None, _gathered(reason, of_torch)), ""
+        )  # also a barrier: every rank has opened the file
         if reason:
             logger.info("ranks exchange sums by torch.distributed, not by shared memory: %s", reason)
             return False
@@ -70,14 +72,14 @@ def share_memory(group: int, spins: bool = False) -> bool:
 
 
 def free_memory(group: int) -> None:
-    """Give the memory of a group back, if there is some."""
+    """Free the shared memory of a group, if it has some."""
     if group in _sharing:
         _sharing.remove(group)
         torch.ops.dlinfer_cpu.close_group.default(group)
 
 
 def _gathered(value: Any, group: Any) -> list[Any]:
-    """Return what each rank gives."""
+    """Return the values of all ranks, in the order of ranks."""
     values: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(values, value, group=group)  # pyright: ignore[reportUnknownMemberType]
     return values

@@ -1,1 +1,1 @@
-"""Several processes (ranks) for one model: how they add up tensors, decide together, and end together."""
+"""Patches for a model that runs in several processes (ranks): how ranks start, sum tensors, communicate and end."""

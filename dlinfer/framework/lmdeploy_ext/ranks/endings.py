@@ -1,7 +1,7 @@
-"""End all processes of a model when one of them ends, with an error that says which one and why.
+"""Ends all processes of a model if one of them ends. The error names this process and the reason.
 
-LMDeploy's executor looks at no process after its start. If one is killed (memory runs out), or fails, the others wait
-for its part of a sum for ever, and the engine for its answer. If the engine is killed, all of them stay.
+LMDeploy's executor does not watch its processes. If a rank is killed (because memory runs out) or fails, the other
+ranks wait forever for its part of a sum, and the engine waits for its answer. If the engine is killed, all ranks stay.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from dlinfer.framework.patching import Original, replaces
 logger = logging.getLogger("dlinfer")
 
 _NAME = "dlinfer_watch"
-"""Attribute of an MPExecutor: its Watch."""
+"""Attribute of an MPExecutor that holds its Watch."""
 RANKS = "dlinfer_ranks"
-"""Attribute of a server's ZMQMPEngine: the number of its engine's ranks."""
+"""Attribute of a server's ZMQMPEngine that holds the number of ranks."""
 _SERVERS_ENGINE = "mp_engine_proc"
-"""The name of the process of a server's engine, as ``faults.serving.process`` gives it."""
+"""Name of the process that runs a server's engine. ``faults.serving.process`` sets this name."""
 _SECONDS = 3
-"""How long a rank may take to end when asked to, before it is killed, and a server to answer its last requests."""
+"""How long a rank may take to end before it is killed, and how long a server may take to answer its last requests."""
 _EXECUTOR = "lmdeploy.pytorch.engine.executor.mp_executor"
 _WAITS = "waits forever once a rank's process has ended"
 
@@ -34,9 +34,9 @@ _WAITS = "waits forever once a rank's process has ended"
 
 
 class Watch:
-    """Waits, on a thread, for the first process of an executor that ends, and then ends the others.
+    """A thread that waits until one process of an executor ends, and then kills the others.
 
-    error: a RankEndedError once a process has ended before ``close``.
+    error: the RankEndedError, once a process has ended before ``close`` was called; else None.
     """
 
     def __init__(self, executor: Any) -> None:
@@ -46,7 +46,7 @@ class Watch:
         threading.Thread(target=self._run, name="dlinfer_watch", daemon=True).start()
 
     def close(self) -> None:
-        """Expect that processes end from now on."""
+        """Do nothing if processes end from now on."""
         self._closed = True
 
     def check(self) -> None:
@@ -55,7 +55,7 @@ class Watch:
             raise self.error.again()
 
     async def wait(self) -> None:
-        """Wait for the error."""
+        """Wait until a process has ended."""
         ended = asyncio.Event()
         self._waiting.append((asyncio.get_running_loop(), ended))
         while self.error is None:
@@ -91,7 +91,7 @@ def _init(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
     watch = Watch(self)
     setattr(self, _NAME, watch)
     for notifier in (self.comm_notifier, *(buffer.notifier for buffer in self.ret_bufs)):
-        notifier.check = watch.check  # read by ``messages``
+        notifier.check = watch.check  # the module ``messages`` calls it
 
 
 @replaces(f"{_EXECUTOR}:MPExecutor.wait_tasks", why=_WAITS, when=activation.is_on, for_feature=ranks.FEATURE)
@@ -104,7 +104,7 @@ async def _wait_tasks(original: Original, self: Any) -> None:
         for task in tasks:
             task.cancel()
     if watch.error is not None and multiprocessing.current_process().name == _SERVERS_ENGINE:
-        _end_soon()  # after its answers
+        _end_soon()  # after the engine has answered its requests
     watch.check()
     await tasks[0]
 
@@ -165,10 +165,10 @@ async def _main_loop(
     original: Original, self: Any, proc_id: int, comm_buf: Any, ret_buf: Any, worker: Any
 ) -> None:
     threading.Thread(target=_end_with_engine, name="end_with_engine", daemon=True).start()
-    comm_buf.notifier.receiver = proc_id  # read by ``messages``
+    comm_buf.notifier.receiver = proc_id  # the module ``messages`` reads it
     try:
         await original(self, proc_id, comm_buf, ret_buf, worker)
-    except Exception as error:  # noqa: BLE001 - whatever it is ends the model
+    except Exception as error:  # noqa: BLE001 - any error ends the model
         _end(error)
 
 
@@ -192,13 +192,13 @@ def _end_on_failure(task: asyncio.Task[None]) -> None:
 
 
 def _end(error: BaseException) -> None:
-    """End this process because of an error. The engine then ends the other ranks."""
+    """Log an error and end this process. The engine's Watch then ends the other ranks."""
     logger.error("%s failed", multiprocessing.current_process().name, exc_info=error)
     os._exit(1)
 
 
 def _end_with_engine() -> None:
-    """Wait for the end of the engine's process, then end this one: it may wait for another rank in C++."""
+    """Wait until the engine's process has ended, then end this process. Its main thread may wait for a rank in C++."""
     engine = multiprocessing.parent_process()
     if engine is not None:
         engine.join()

@@ -1,7 +1,7 @@
-"""Tell ranks of messages by semaphores alone, which a killed process leaves free.
+"""Notifies ranks of messages only by semaphores, which a killed process does not leave locked.
 
-LMDeploy's MPExecutor and its ranks wait for each other by conditions and a barrier. A process that is killed while it
-waits there leaves them locked: whoever sets an event afterwards waits for the dead one to wake up.
+LMDeploy's MPExecutor and its ranks wait for each other by conditions and a barrier. If a process is killed while it
+waits for an event, the next process that sets the event waits forever for the dead process to wake up.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dlinfer.framework.patching import Original, replaces
 
 _WHY = "synchronises by conditions and a barrier, which a killed process leaves locked forever"
 _LOOK = 0.2
-"""Seconds between two looks whether to wait on."""
+"""Seconds between two checks whether waiting still makes sense."""
 _NOTIFIER = "lmdeploy.pytorch.engine.executor.mp_executor:Notifier"
 
 _patched = {"when": activation.is_on, "for_feature": ranks.FEATURE}
@@ -22,14 +22,15 @@ _patched = {"when": activation.is_on, "for_feature": ranks.FEATURE}
 
 @replaces(f"{_NOTIFIER}.__init__", why=_WHY, **_patched)
 def _init(original: Original, self: Any, num_receiver: int, mp_ctx: Any) -> None:
-    """Make the semaphores.
+    """Create the semaphores.
 
-    sent, free: for each receiver, messages that it has not read, and messages that may still be sent. check: raises
-    where waiting has become useless. receiver: this process's place among the receivers.
+    sent: for each receiver, counts the messages that it has not read. free: for each receiver, counts the messages that
+    may be sent before it has to read one. receiver: this process's index among the receivers. check: a function that
+    raises if waiting has become useless; None if there is no such function.
     """
     from lmdeploy.pytorch.engine.executor.mp_executor import NUM_SHARED_BLOCK
 
-    # A message is written into its block before it is sent, so one block more is in use.
+    # A message is written into its block before it is counted as sent, so one more block is in use.
     self.sent = [mp_ctx.Semaphore(0) for _ in range(num_receiver)]
     self.free = [mp_ctx.Semaphore(NUM_SHARED_BLOCK - 1) for _ in range(num_receiver)]
     self.receiver, self.is_closed, self.check = 0, False, None

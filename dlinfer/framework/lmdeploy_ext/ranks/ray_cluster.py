@@ -1,7 +1,8 @@
-"""Start a model's ranks on the nodes of a Ray cluster, for devices that share their host.
+"""Starts a model's ranks on the nodes of a Ray cluster, for devices that use the host's CPUs and memory.
 
-LMDeploy's RayExecutor knows cards alone: it asks Ray for GPUs, packs ranks on as few nodes as possible, and sends none
-of dlinfer's settings along. Here a rank takes a CPU of Ray's, and ranks are spread over the nodes.
+LMDeploy's RayExecutor supports only cards. It requests them from Ray, packs ranks on as few nodes as possible, and does
+not pass dlinfer's settings to the ranks. Here each rank requests one CPU, ranks are spread over the nodes, and they get
+the settings.
 """
 
 import os
@@ -17,12 +18,12 @@ from dlinfer.framework.patching import Original, replaces
 FEATURE = "Ray"
 _RESOURCE = "CPU"
 _SENT = ("DLINFER_", "GLOO_", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Beginnings of the names of variables that ranks get from the engine's process, as they get LMDEPLOY_*."""
+"""Prefixes of the environment variables that ranks get from the engine's process, besides LMDeploy's LMDEPLOY_*."""
 _THREADS = "OMP_NUM_THREADS"
 
 
 def is_served(device_type: str) -> bool:
-    """Return whether ranks on a device_type can be started by Ray."""
+    """Return whether Ray can start ranks on a device_type."""
     return devices.shares_host(device_type)
 
 
@@ -78,7 +79,7 @@ def _init_ray_cluster(
     def spread(bundles: list[dict[str, float]], strategy: str = "PACK", **more: Any) -> Any:
         return pack(bundles, strategy="SPREAD", **more)
 
-    ray.util.placement_group = spread  # LMDeploy calls it once, here
+    ray.util.placement_group = spread  # LMDeploy calls placement_group only in the original
     try:
         return original(world_size, ray_address, dp, device_type)
     finally:
@@ -125,7 +126,7 @@ def _init_environment(original: Original, self: Any, device_str: str) -> None:
     from lmdeploy.pytorch.engine.executor import ray_executor
 
     self.workers = self._sort_workers(ray_executor._get_master_addr(), self.workers)
-    if _THREADS not in os.environ:  # Ray's number, not the user's
+    if _THREADS not in os.environ:  # not the user's choice: Ray sets it to 1 in its workers
         ray.get([worker.set_env.remote({_THREADS: ""}) for worker in self.workers])
     ranks_of: Counter[str] = Counter()
     for worker, node in zip(

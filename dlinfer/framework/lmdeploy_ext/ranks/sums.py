@@ -1,6 +1,7 @@
-"""Lead LMDeploy's sums over ranks to ``dlinfer.ops.all_reduce``, which graphs and vendors know.
+"""Makes LMDeploy sum over ranks with ``dlinfer.ops.all_reduce``, which graphs and vendors support.
 
-LMDeploy calls torch.distributed. Dynamo captures such a call as a copy, a sum of the copy and a copy back.
+LMDeploy calls torch.distributed. Dynamo captures such a call as three ops: it copies the tensor, sums the copies, and
+copies the sum back.
 """
 
 from typing import Any
@@ -19,11 +20,11 @@ _WHY = (
 )
 
 _ways: dict[int, str] = {}
-"""Number of a group -> the way that its sums take."""
+"""Group number -> text from the device that says how the group's ranks sum."""
 
 
 def place() -> str:
-    """Return this process's place among the ranks, and how they sum: a part of the identity of its graphs."""
+    """Return as text this process's rank, and how ranks sum. The text is a part of the key of compiled graphs."""
     from lmdeploy.pytorch.distributed import get_dist_manager
 
     context = get_dist_manager().current_context()
@@ -32,7 +33,7 @@ def place() -> str:
 
 
 class Communicator:
-    """Sums over one group of LMDeploy's ranks. It is LMDeploy's DeviceCommunicator, with these methods replaced."""
+    """Replaces methods of LMDeploy's DeviceCommunicator, which sums over one group of ranks."""
 
     def __init__(self, **of_lmdeploy: Any) -> None:
         super().__init__(**of_lmdeploy)
@@ -45,7 +46,7 @@ class Communicator:
         ops.all_reduce(input, self._number)
 
     def close(self) -> None:
-        """Free what the vendor made for the group. LMDeploy destroys the group itself next."""
+        """Free the vendor's resources and the number of the group. LMDeploy then destroys the group itself."""
         activation.device().disconnect(self._number)
         del _ways[self._number]
         groups.forget(self._number)

@@ -1,4 +1,4 @@
-"""Bounds the requests of LMDeploy's api_server: how many it holds at once, and how long each may take.
+"""Limits the requests of LMDeploy's api_server: how many it holds at once, and how long each may take.
 
 LMDeploy queues any number of requests, and computes each to its end, even if the client no longer waits for it.
 """
@@ -24,7 +24,7 @@ ROUTES = frozenset(
         "/get_ppl",
     ]
 )
-"""Paths of requests that the engine computes. Requests to other paths, such as /health, have no limits."""
+"""Paths of requests that need the engine. Requests to other paths, such as /health, have no limits."""
 HEADER = b"x-request-timeout"
 """Header with a request's own time limit, in seconds. The server's limit still applies."""
 
@@ -35,7 +35,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Limits:
-    """The number of requests that a server holds, and the seconds that its latest requests took."""
+    """Counts the requests that a server holds, and keeps the durations of its latest requests."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -65,7 +65,7 @@ class Limits:
         await response(scope, receive, send)
 
     def _retry_after(self, most: int) -> int:
-        """Return after how many seconds one of the held requests has probably ended. most: the limit of requests."""
+        """Return the estimated seconds until one of the held requests ends. most: the limit of requests."""
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
         return min(max(1, math.ceil(mean / most)), _LONGEST_RETRY)
 
@@ -75,7 +75,7 @@ def _path(scope: Any) -> str:
 
 
 def _deadline(scope: Any) -> float | None:
-    """Return the seconds that a request may take; None if there is no limit."""
+    """Return the most seconds that a request may take; None if there is no limit."""
     own = [_seconds(value) for name, value in scope["headers"] if name == HEADER]
     limits = [seconds for seconds in (settings.current().request_seconds, *own) if seconds is not None]
     return min(limits, default=None)
@@ -93,8 +93,8 @@ def _seconds(text: bytes) -> float | None:
 async def _within(seconds: float | None, app: App, scope: Any, receive: Any, send: Any) -> None:
     """Run an application, and cancel it after ``seconds``; None means no limit.
 
-    The client then gets HTTP status 504, or an error as the last event of a stream. LMDeploy's endpoints take a
-    cancellation for the normal end of an answer. So what they send after it is dropped.
+    The client then gets HTTP status 504, or an error as the last event of a stream. LMDeploy's endpoints treat a
+    cancellation as the normal end of an answer, so everything that they send after the cancellation is dropped.
     """
     started: dict[bytes, bytes] | None = None
 
