@@ -205,8 +205,8 @@ class MemoryPlanError(DlinferError, RuntimeError):
     """The requested KV cache does not fit into the memory that this process may use."""
 
     message = (
-        "the KV cache does not fit: {asked} asked for ({blocks} blocks of {block_bytes}), "
-        "{available} available to this process ({limit})."
+        "the KV cache does not fit: {asked} needs {blocks} blocks of {block_bytes}; "
+        "available to this process: {available} ({limit})."
     )
     next_step = "{advice}"
 

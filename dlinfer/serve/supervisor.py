@@ -153,7 +153,7 @@ class Supervisor:
 
     async def _restart_all(self) -> None:
         if len(self._replicas) == 1:
-            logger.warning("there is one replica: until it has started again, nobody answers")
+            logger.warning("the only replica restarts, so requests fail until it is ready")
         async with self._rolling:
             for replica in self._replicas:
                 if replica.ready:
@@ -168,7 +168,7 @@ class Supervisor:
                 replica.kill()
             return
         self._stopping = True
-        print("dlinfer serve: no new requests; the running ones finish", flush=True)
+        print("dlinfer serve: refusing new requests and finishing the running ones", flush=True)
         self._spawn(self._drain())
 
     async def _drain(self) -> None:

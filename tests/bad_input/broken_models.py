@@ -111,13 +111,13 @@ BROKEN = {
     "no config": Broken(_remove("config.json"), "it has no config.json"),
     "empty folder": Broken(_empty, "it has no config.json"),
     "config is no JSON": Broken(_write("config.json", '{"model_type": '), "config.json is not valid JSON"),
-    "config is a list": Broken(_write("config.json", "[]"), "config.json does not hold a JSON object"),
+    "config is a list": Broken(_write("config.json", "[]"), "config.json is not a JSON object"),
     "config cannot be read": Broken(
         _folder_in_place("config.json"), "config.json cannot be read (Is a directory)"
     ),
     **{
         f"dtype {named!r}": Broken(
-            _configure(dtype=named), f"config.json has dtype={named!r}, which is no dtype"
+            _configure(dtype=named), f"config.json has dtype={named!r}, which is not a floating-point dtype"
         )
         for named in ("float99", "fp16", "torch.float32", "", "int8", "Tensor")
     },
@@ -156,16 +156,16 @@ BROKEN = {
     ),
     "shard lacks a tensor": Broken(
         _shard({"model.norm.weight": FIRST, "model.mislaid.weight": FIRST}),
-        f"{FIRST} lacks 1 of the tensors that the index names, model.mislaid.weight first",
+        f"{FIRST} lacks model.mislaid.weight, which the index places in it (missing tensors: 1)",
     ),
     "packed weights": Broken(
         _pack(None),
-        "q_proj.qweight is packed, and config.json has no quantization_config. Next step: add it",
+        "q_proj.qweight is packed, but config.json has no quantization_config. Next step: add quant",
     ),
     "packed weights told of elsewhere": Broken(
         _pack("quantize_config.json"),
-        "q_proj.qweight is packed, and config.json has no quantization_config. Next step: put the "
-        "contents of quantize_config.json there",
+        "q_proj.qweight is packed, but config.json has no quantization_config. Next step: copy "
+        "quantize_config.json into config.json",
     ),
     "index without a map": Broken(_index_alone, f"{INDEX} has no weight_map"),
 }

@@ -131,6 +131,6 @@ def test_an_adapter_that_there_is_not_is_refused_and_harms_nobody(lab: Lab):
         steps = [wrong, engine_alone, step("after")]
         run = lab.engine(case.model, steps, dtype="float32", eager_mode=True, adapters=case.adapters)
         (refused,) = run["wrong"]
-        assert refused == {"refused": "There is no adapter 'nobody'; there are: narrow, wide."}
+        assert refused == {"refused": "There is no adapter 'nobody'. Loaded adapters: narrow, wide."}
         assert "refused" in run["engine alone"][0]
         check(run, case, "after")

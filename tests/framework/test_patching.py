@@ -133,8 +133,8 @@ def test_methods_keep_their_kind(victim):
     ("target", "signature", "detail"),
     [
         ("victim.core:size", "(device='cpu')", "its signature is (device='cuda'), not (device='cpu')"),
-        ("victim.core:gone", "()", "the target does not exist"),
-        ("victim.core:Gone.method", "()", "the target does not exist"),
+        ("victim.core:gone", "()", "this function does not exist"),
+        ("victim.core:Gone.method", "()", "this function does not exist"),
     ],
 )
 def test_a_patch_that_does_not_fit_is_refused_by_name_and_changes_nothing(victim, target, signature, detail):

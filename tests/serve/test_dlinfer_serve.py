@@ -209,7 +209,7 @@ def test_sigterm_lets_requests_finish(serve: Serve):
         running = [pool.submit(serve.chat, number, 20, 0.1, bool(number % 2)) for number in range(4)]
         time.sleep(0.7)
         serve.send(signal.SIGTERM)
-        serve.says("no new requests")
+        serve.says("refusing new requests")
         assert Counter(one.result() for one in running) == {"right": 4}
     assert serve.wait(60) == 0
     with suppress(psutil.Error):
@@ -220,7 +220,7 @@ def test_a_replica_that_cannot_start():
     with Serve("--replicas", "2", model="broken") as serve:
         assert serve.wait(120) == 1
         output = serve.output()
-    assert "ended 3 times in a row before it served" in output
+    assert "ended 3 times in a row before it answered" in output
     assert "no weights in this folder" in output.partition("ended 3 times")[2]
 
 
@@ -231,7 +231,7 @@ def test_a_wrong_key_ends_the_command(key: Path, tmp_path: Path):
         serve.says("ready at")
         with Serve("--replicas", "1", "--join", serve.url, "--join-key", str(tmp_path / "key")) as other:
             assert other.wait(60) == 1
-            assert "does not take replicas: 403" in other.output()
+            assert "it answers 403" in other.output()
 
 
 @pytest.mark.full

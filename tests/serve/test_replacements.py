@@ -62,7 +62,7 @@ def test_health_monitor_stops_when_its_first_cancellation_is_swallowed(monkeypat
     [
         (-9, "killed by SIGKILL (as the system does when memory runs out)"),
         (-11, "SIGSEGV"),
-        (3, "status is 3"),
+        (3, "status was 3"),
     ],
 )
 def test_a_death_without_a_word_is_described_by_its_exit_status(exitcode: int, words: str):

@@ -181,7 +181,7 @@ class CapturedSteps:
     def test_limits_run_eagerly_and_say_so(self):
         few = self.build(most_graphs=1)
         assert not self.differs(few)
-        assert few.counts.captures == {2: 1} and few.counts.eager == {"1 graphs are kept already": 4}
+        assert few.counts.captures == {2: 1} and few.counts.eager == {"the limit of 1 graphs is reached": 4}
         full = self.build(least_free=2.0)
         assert not self.differs(full)
         assert not full.counts.captures and sum(full.counts.eager.values()) == len(STEPS)
@@ -197,7 +197,7 @@ class CapturedSteps:
             runner.model.embedding.mul_(2)
         runner(**self.step([6], ours))
         assert runner.counts.dropped["weights were updated"] == 1
-        assert runner.counts.dropped["caches were allocated anew"] == 2
+        assert runner.counts.dropped["caches were reallocated"] == 2
         runner.reset()
         assert runner.counts.dropped["LMDeploy reset its graphs"] == 1
 

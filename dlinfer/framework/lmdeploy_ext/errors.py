@@ -16,21 +16,21 @@ def ending(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         hint = " (as the system does when memory runs out)" if -exitcode == signal.SIGKILL else ""
         return f"it was killed by {signal.Signals(-exitcode).name}{hint}"
-    return f"its exit status is {exitcode}"
+    return f"its exit status was {exitcode}"
 
 
 class RankEndedError(DlinferError, RuntimeError):
     """A process of a model that runs as several (tp > 1) has ended, so no more tokens can be computed."""
 
-    message = "the process of rank {rank} of {ranks} ended: {how}. The other ranks are ended too."
-    next_step = "start the engine again; if memory ran out, with a smaller KV cache (num_gpu_blocks)."
+    message = "the process of rank {rank} of {ranks} ended: {how}. dlinfer ends the other ranks too."
+    next_step = "start the engine again; if memory ran out, use a smaller KV cache (num_gpu_blocks)."
 
 
 class NoCudaError(DlinferError, RuntimeError):
     """The user asked LMDeploy for a CUDA device, and torch sees none."""
 
-    message = "device 'cuda' was asked for, and torch sees no CUDA device here."
-    next_step = "leave it out, or ask for --device cpu (device_type='cpu' in Python)."
+    message = "device 'cuda' was requested, but torch sees no CUDA device."
+    next_step = "leave the device out, or use --device cpu (device_type='cpu' in Python)."
 
 
 class QuantisationSourceError(DlinferError, ValueError):
@@ -64,12 +64,12 @@ class LossError(DlinferError, RuntimeError):
 class NoDeviceGraphError(DlinferError, RuntimeError):
     """Graph mode needs device graphs (like CUDA graphs), and the device's torch package does not offer them."""
 
-    message = "steps cannot be captured: {module} has no {name}."
+    message = "decoding steps cannot be captured as graphs: {module} has no {name}."
     next_step = "set eager_mode=True, or install a build of the device's torch package that has it."
 
 
 class CapturedStepError(DlinferError, RuntimeError):
     """A decoding step could not be captured, because one of its ops cannot be part of a device graph."""
 
-    message = "a decoding step of {rows} rows cannot be captured: {detail}."
-    next_step = "set eager_mode=True; the op named there asks the host, or is not for graphs."
+    message = "a decoding step of {rows} rows cannot be captured as a graph: {detail}."
+    next_step = "set eager_mode=True. The op that the error names needs the host, or cannot be captured."

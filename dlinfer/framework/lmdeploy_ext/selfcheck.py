@@ -80,7 +80,7 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
     """Try each of our device types, and return (state, detail, next step, traceback): see ``FrameworkState``."""
     autoload = os.environ.get(_SWITCH, "1") == "1"  # as torch reads it
     if autoload and not _hook_is_installed():
-        detail = "torch does not know dlinfer's autoload hook: dlinfer is on the path, but not installed"
+        detail = "torch cannot find dlinfer's autoload hook: dlinfer is on the path, but not installed"
         return "failed", detail, "`pip install` dlinfer", ""
     ours = served()
     for device_type in ours:
@@ -89,7 +89,7 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
             detail = f"device_type={device_type!r}: {error or 'the patches failed'}"
             step = "install a tested version of lmdeploy"
             if not traceback:  # only our own errors have a next step
-                step = "" if "Next step:" in error else "mend or reinstall lmdeploy"
+                step = "" if "Next step:" in error else "repair or reinstall lmdeploy"
             return "failed", detail, step, traceback
     devices = ", ".join(ours)
     if not autoload:

@@ -7,7 +7,7 @@ class ModelConfigError(DlinferError, ValueError):
     """A generator's model_config has faults. The field ``faults`` lists (key, what is expected, what was given)."""
 
     message = "the model_config is not valid: {faults}."
-    next_step = "docs/vendors/mindie_config.md lists the keys; nothing was loaded."
+    next_step = "correct these keys (docs/vendors/mindie_config.md lists all keys). Nothing was loaded."
 
 
 class AdapterError(DlinferError, ValueError):
@@ -21,7 +21,7 @@ class RankLostError(DlinferError, RuntimeError):
     """Another rank of a tensor parallel model ended, or did not join."""
 
     message = "rank {rank} of {world_size}: another rank was lost while {what}: {detail}."
-    next_step = "start all ranks anew; what was not yet answered is lost."
+    next_step = "restart all ranks, and send unanswered requests again."
 
 
 class RankError(DlinferError, RuntimeError):
@@ -35,7 +35,7 @@ class GeneratorCallError(DlinferError, ValueError):
     """An argument of a generator's call does not fit its model, its KV pool or the other arguments."""
 
     message = "{call}: {argument}: expected {expected}, given {given}."
-    next_step = "correct the argument and send the step again; nothing was computed, and no sequence changed."
+    next_step = "correct the argument and send the step again. Nothing was computed, and no sequence changed."
 
 
 class SamplingError(DlinferError, ValueError):
@@ -48,14 +48,14 @@ class SamplingError(DlinferError, ValueError):
 class SwapError(DlinferError, ValueError):
     """A swap of blocks between device and host names an unknown decision or block, or writes one block twice."""
 
-    message = "the swap of blocks {decisions} is not possible: {detail}."
+    message = "the blocks {decisions} cannot be swapped: {detail}."
     next_step = (
-        "each row is [0, host block, device block] or [1, device block, host block]; nothing was moved."
+        "pass rows of [0, host block, device block] or [1, device block, host block]. Nothing was moved."
     )
 
 
 class PoolMissingError(DlinferError, RuntimeError):
     """A forward needs the KV pool, which was cleared or not yet allocated."""
 
-    message = "{call} needs the KV pool, and there is none."
+    message = "{call} needs the KV pool, which is not allocated."
     next_step = "call warm_up() or update_cache_policy(kvcache_settings) first."

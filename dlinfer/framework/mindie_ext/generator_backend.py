@@ -65,7 +65,7 @@ class GeneratorBackend:
         )
         if data is not None:
             if sampling_param is None:
-                expected = "a SamplingParam beside SamplingData"
+                expected = "a SamplingParam together with SamplingData"
                 raise SamplingError(parameter="sampling_param", expected=expected, given=None)
             return self.sampler(
                 logits, SamplingMetadata.from_deprecated(data, sampling_param)

@@ -140,7 +140,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
             raise GeneratorCallError(
                 call="forward_tensor",
                 argument="adapter_ids",
-                expected=f"at most {len(input_lengths)}, one a sequence",
+                expected=f"at most {len(input_lengths)}, one for each sequence",
                 given=len(adapter_ids),
             )
         block_size = self.config.block_size

@@ -87,7 +87,7 @@ def refuse(
         )
     if dropout:
         raise UnsupportedFeatureError(
-            feature=f"dropout of attention ({dropout})",
+            feature=f"attention dropout ({dropout})",
             where='attn_implementation="dlinfer"',
             advice="call model.eval(), or train with another attn_implementation",
         )

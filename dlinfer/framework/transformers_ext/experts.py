@@ -23,13 +23,13 @@ def refuse_others(module: nn.Module) -> None:
     from transformers.integrations.moe import _default_apply_gate
 
     if not module.has_gate or not module.is_concatenated or module.is_transposed:
-        raise NotFused("its experts' weights are not laid out as gate above up")
+        raise NotFused("its experts' weights do not stack gate above up")
     if module.has_bias or getattr(module, "has_post_expert_norm", False):
         raise NotFused("its experts have biases or norms")
     if getattr(module, "_is_expert_parallel", False):
-        raise NotFused("its experts are spread over processes")
+        raise NotFused("its experts are split over processes")
     if getattr(type(module), "_apply_gate", None) is not _default_apply_gate:
-        raise NotFused("its experts have a gate of another kind")
+        raise NotFused("its experts have another kind of gate")
     activation = getattr(module, "act_fn", None)
     if activation is not F.silu and not isinstance(activation, (nn.SiLU, SiLUActivation)):
         raise NotFused("its experts' activation is not silu")
@@ -37,4 +37,4 @@ def refuse_others(module: nn.Module) -> None:
     if not all(
         isinstance(weight, Tensor) and weight.dim() == 3 and weight.is_floating_point() for weight in weights
     ):
-        raise NotFused("its experts' weights are not floating-point stacks")
+        raise NotFused("its experts' weights are not three-dimensional floating-point tensors")

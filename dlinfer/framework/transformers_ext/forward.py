@@ -52,7 +52,7 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     assert fused is not None
     x = args[0] if len(args) == 1 and not kwargs else kwargs.get(fused.argument) if not args else None
     if not isinstance(x, Tensor):
-        return _own_forward(self, plan, "it is called with other than one tensor", args, kwargs)
+        return _own_forward(self, plan, "it is not called with exactly one tensor", args, kwargs)
     reason = _changed(self, plan, x.device.type) or _other_dtype(x, fused.dtype)
     if reason is not None:
         return _own_forward(self, plan, reason, args, kwargs)
@@ -97,7 +97,7 @@ def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return type(self).forward(self, *args, **kwargs)
     if not isinstance(x, Tensor):
-        return _own_forward(self, plan, "it is called with other than one tensor", args, kwargs)
+        return _own_forward(self, plan, "it is not called with exactly one tensor", args, kwargs)
     weight, bias = self.weight, self.bias
     reason = _changed(self, plan, x.device.type) or _other_dtype(x, weight.dtype)
     if reason is not None:
@@ -109,7 +109,7 @@ def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
 def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
     """Return why calls cannot use a module's plan now (training, autocast, a replaced child); None if they can."""
     if module.training:
-        return "it is in training"
+        return "it is in training mode"
     if torch.is_autocast_enabled(device):
         return "autocast is on"
     if not all(parent._modules.get(name) is child for parent, name, child in plan.children):
@@ -118,7 +118,7 @@ def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
 
 
 def _other_dtype(x: Tensor, dtype: torch.dtype) -> str | None:
-    return None if x.dtype == dtype else f"its input is {x.dtype}, and its weights are {dtype}"
+    return None if x.dtype == dtype else f"its input is {x.dtype}, but its weights are {dtype}"
 
 
 def _own_forward(
@@ -132,8 +132,8 @@ def _own_forward(
             settings.current().fallback,
             lambda: ModuleFallbackError(module=plan.name, kind=kind, reason=reason),
             lambda: (
-                f"{plan.name} ({kind}) was optimized and runs its class's own forward: {reason}. Said once; "
-                "DLINFER_FALLBACK=error refuses instead."
+                f"{plan.name} ({kind}) was optimized, but runs its class's own forward: {reason}. Logged once; "
+                "DLINFER_FALLBACK=error raises an error instead."
             ),
         )
     return type(module).forward(module, *args, **kwargs)

@@ -27,7 +27,7 @@ _LEADING = (3, 5, 7)
 """Example sizes of all input dimensions but the last. They are traced as symbols, and the graph must fit any size."""
 
 
-_NOTHING = "nothing of it is a fused op"
+_NOTHING = "it contains no fused op"
 
 
 class NotFused(Exception):
@@ -76,10 +76,10 @@ def fuse(module: nn.Module) -> Fused:
 def refuse_weights(tensors: dict[str, Tensor]) -> torch.dtype:
     """Return the dtype of a module's weights. Raises NotFused unless they are plain tensors of one floating dtype."""
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors.values()):
-        raise NotFused("its weights are of a class of their own")
+        raise NotFused("its weights are of a subclass of Tensor")
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        raise NotFused("its weights are not of one floating dtype")
+        raise NotFused("its weights do not all have the same floating dtype")
     return dtypes.pop()
 
 
@@ -114,11 +114,11 @@ def _graph(
         raise NotFused(f"it cannot be traced: {cause.fields['reason']}") from cause
     assert mode.shape_env is not None
     if mode.shape_env.guards:
-        raise NotFused(f"it does otherwise for other sizes: {mode.shape_env.guards[0].expr}")
+        raise NotFused(f"it computes something else for other sizes: {mode.shape_env.guards[0].expr}")
     graph_module = captured.graph_module
     result = graph_module.graph.output_node().args[0]
     if not isinstance(result, fx.Node) or not isinstance(result.meta.get("val"), Tensor):
-        raise NotFused("it gives other than one tensor")
+        raise NotFused("it does not return exactly one tensor")
     for node in graph_module.graph.find_nodes(op="placeholder")[1:]:
         node.meta[STATIC] = True
     improve(graph_module, CompileOptions())

@@ -136,7 +136,7 @@ def _is_small(module: nn.Module) -> bool:
 
 def _refuse_changed(module: nn.Module) -> None:
     if PLAN in module.__dict__:
-        raise NotFused("it runs on dlinfer's ops already")
+        raise NotFused("it already runs on dlinfer's ops")
     if "forward" in module.__dict__:
         raise NotFused("its forward was replaced by other code")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")

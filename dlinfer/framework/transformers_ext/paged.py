@@ -68,7 +68,10 @@ def paged_attention_forward(
     if pages is None or layer is None:
         _refuse("a call without pages=Pages(...)", "generate from it with attn_implementation='dlinfer'")
     if attention_mask is not None or position_bias is not None:
-        _refuse("a mask or a bias of scores", "leave attention_mask out; the pages say what is visible")
+        _refuse(
+            "an attention mask or a score bias",
+            "leave attention_mask out, because the pages say which keys are visible",
+        )
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         _refuse("attention that is not causal", "serve decoders only")
     k_cache, v_cache = pages.caches[layer]

@@ -150,7 +150,7 @@ STEPS: dict[str, tuple[Callable[[GeneratorTorch], Any], type[DlinferError], str]
     "a sequence whose prompt is in pieces": (
         lambda g: g.decode([request(2, [5], [3])]),
         GeneratorCallError,
-        "prompt",
+        "incomplete prefill",
     ),
     "a piece that begins elsewhere": (
         lambda g: g.generate_mix([piece(2, 3, 4)], np.asarray([True])),
@@ -195,12 +195,12 @@ STEPS: dict[str, tuple[Callable[[GeneratorTorch], Any], type[DlinferError], str]
     "one block for two": (
         lambda g: g.prefill([request(3, [5], [3]), request(4, [6], [3])]),
         GeneratorCallError,
-        "two tokens share",
+        "two tokens in one slot",
     ),
     "one sequence twice": (
         lambda g: g.prefill([request(3, [5], [3]), request(3, [6], [4])]),
         GeneratorCallError,
-        "different sequences",
+        "different sequence ids",
     ),
     "longer than max_seq_len": (
         lambda g: g.prefill([request(3, [5] * 65, [3, 4, 5, 6, 7])]),
@@ -212,7 +212,7 @@ STEPS: dict[str, tuple[Callable[[GeneratorTorch], Any], type[DlinferError], str]
         GeneratorCallError,
         "max_batch_size",
     ),
-    "no request": (lambda g: g.prefill([]), GeneratorCallError, "a request"),
+    "no request": (lambda g: g.prefill([]), GeneratorCallError, "at least one request"),
     "an adapter that is not loaded": (
         lambda g: g.prefill([request(3, [5], [3], adapter_id="other")]),
         AdapterError,

@@ -107,4 +107,4 @@ def test_captured_steps_give_the_tokens_of_eager_ones(installed, tmp_path, famil
     # LMDeploy's warm-up meets every size before requests come, so that no step of a request is captured
     assert {"1", "2", "4"} <= set(counts["captures"]) and set(counts["captures"].values()) == {1}
     assert all(counts["replays"][rows] > 0 for rows in ("1", "2", "4"))
-    assert set(counts["eager"]) == {"prompts: their numbers of tokens are seldom the same twice"}
+    assert set(counts["eager"]) == {"a prefill, whose number of tokens is seldom the same twice"}

@@ -17,10 +17,12 @@ from dlinfer.ops import OpSpec
 
 PACKAGE = "dlinfer"
 OPS = "dlinfer.ops."
-_PROVIDE = "provide the name, or refuse by name what leads to it (framework/lmdeploy_ext/checks)"
-_BIND = "call the op as LMDeploy does in tests/ops/test_lmdeploy_calls.py and change the op's python_call to take it"
-_LOOK = "read the call, see that it still means what our op does, then record the release"
-_NO_LONGER = "see what LMDeploy does instead: what we offer there is not used any more"
+_PROVIDE = "provide the name, or refuse the feature that needs it (framework/lmdeploy_ext/checks)"
+_BIND = (
+    "add LMDeploy's call to tests/ops/test_lmdeploy_calls.py, and change the op's python_call to accept it"
+)
+_LOOK = "read the call, check that it still means what our op computes, then record the release"
+_NO_LONGER = "find out what LMDeploy does instead: it no longer uses what we offer"
 _MISSING = object()
 
 

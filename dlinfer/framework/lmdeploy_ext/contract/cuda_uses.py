@@ -11,15 +11,16 @@ from dlinfer.framework.lmdeploy_ext.device.view import COVERED
 EXCUSED = {
     "lmdeploy.lite": "quantisation on CUDA; `dlinfer quantise` replaces it",
     "lmdeploy.turbomind": "another engine",
-    "lmdeploy.pytorch.backends.cuda": "layers of CUDA",
-    "lmdeploy.pytorch.kernels.cuda": "kernels of CUDA",
-    "lmdeploy.pytorch.third_party": "kernels of CUDA",
-    "lmdeploy.pytorch.tools": "no part of an engine",
-    "lmdeploy.pytorch.ray": "Ray is refused",
-    "lmdeploy.pytorch.engine.executor.ray_executor": "Ray is refused",
-    "lmdeploy.pytorch.engine.mp_engine.ray_engine": "Ray is refused",
+    "lmdeploy.pytorch.backends.cuda": "layers for CUDA",
+    "lmdeploy.pytorch.kernels.cuda": "kernels for CUDA",
+    "lmdeploy.pytorch.third_party": "kernels for CUDA",
+    "lmdeploy.pytorch.tools": "not a part of an engine",
+    "lmdeploy.pytorch.ray": "names of Ray's resources; ranks/ray_cluster.py replaces them",
+    "lmdeploy.pytorch.engine.executor.ray_executor": "ranks/ray_cluster.py and device/view.py replace its uses",
+    "lmdeploy.pytorch.engine.mp_engine.ray_engine": "an engine in a Ray actor, which only mp_engine_backend='ray' "
+    "starts",
 }
-"""Package or module of LMDeploy's -> why our devices never run it."""
+"""Package or module of LMDeploy's -> why its mentions of CUDA do not matter on our devices."""
 
 
 def uses(tree: Tree) -> dict[str, list[str]]:
@@ -41,7 +42,7 @@ def compare(tree: Tree, record: Record) -> Iterator[Drift]:
             if text in texts and text not in record.cuda.get(name, ()):
                 texts.remove(text)  # one drift for each text
                 offered = f"covered by the device view: {COVERED.get(name, 'no')}"
-                step = "see that it runs on our device (device/view.py), then record the release"
+                step = "check that it runs on our device (device/view.py), then record the release"
                 where = tree.where(module, line)
                 yield Drift("new use of CUDA", "essential", where, f"{name}: {text}", offered, step)
 

@@ -105,15 +105,15 @@ def accepts(ours: Signature, theirs: Signature) -> str:
         name = parameter.name
         if parameter.kind in _VARIADIC:
             continue
-        mine = own[at].name if at < len(own) else "not there"
+        mine = own[at].name if at < len(own) else "missing"
         same = name in named if parameter.kind is Parameter.KEYWORD_ONLY else name == mine
         if not same and not takes_all:
-            return f"parameter {at + 1} is {name!r}, ours is {mine!r}"
+            return f"parameter {at + 1} is {name!r}, but ours is {mine!r}"
         if same and parameter.default is not Parameter.empty and named[name].default is Parameter.empty:
-            return f"{name!r} may be left out, and ours has no default"
+            return f"{name!r} may be left out, but ours has no default"
     for mine in own:
         if mine.name not in theirs.parameters and mine.default is mine.empty and mine.kind not in _VARIADIC:
-            return f"ours wants {mine.name!r}, which is not passed"
+            return f"ours requires {mine.name!r}, which is not passed"
     return ""
 
 

@@ -73,7 +73,7 @@ class Tree:
         if not root.is_dir() and folder.name == package:
             root = folder
         if not (root / "__init__.py").is_file():
-            raise FrameworkSourceError(folder=folder, detail=f"it holds no package {package!r}")
+            raise FrameworkSourceError(folder=folder, detail=f"it does not contain the package {package!r}")
         self.package, self.root = package, root
         self.paths = {self._module_name(path): path for path in sorted(root.rglob("*.py"))}
         self._parsed: dict[str, Module | None] = {}
@@ -86,7 +86,7 @@ class Tree:
             r"^__version__\s*=\s*['\"]([^'\"]+)", self.text(f"{self.package}.version"), re.MULTILINE
         )
         if match is None:
-            raise FrameworkSourceError(folder=self.root, detail="its version.py states no __version__")
+            raise FrameworkSourceError(folder=self.root, detail="its version.py has no __version__")
         return match[1]
 
     def text(self, name: str) -> str:
@@ -173,7 +173,7 @@ class Tree:
         try:
             module = Module(name, path, ast.parse(self.text(name)))
         except SyntaxError as cause:
-            detail = f"{path}:{cause.lineno} does not parse in this Python ({cause.msg})"
+            detail = f"{path}:{cause.lineno} cannot be parsed by this Python ({cause.msg})"
             raise FrameworkSourceError(folder=self.root, detail=detail) from cause
         for node in statements(module.tree.body):
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -17,10 +17,10 @@ _BASE = "BuildSpec"
 _MODELS = "lmdeploy.pytorch.models"
 _LAYERS = "lmdeploy.pytorch.nn"
 _ROW = re.compile(r"['\"](\w+)['\"]\s*:\s*f?['\"](?:\{\w+\}|[\w.]+?)\.(\w+)\.(\w+)['\"]")
-_NEW_FIELD = "see what it means, pass it on, or refuse what is not its neutral value; then record the release"
-_UNBUILT = (
-    "write a layer for it (running/backend.py), or leave it: a model that needs it is refused as it is built"
+_NEW_FIELD = (
+    "read what it means; pass it on, or refuse all values but the neutral one; then record the release"
 )
+_UNBUILT = "write a layer for it (running/backend.py), or leave it: a model that needs it is refused while it is built"
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def compare(
     Fields that our layers read and the source lacks are drifts too. specs: from ``all_specs``.
     """
     if not specs:
-        step = "this release chooses layers another way; it needs a backend of its own"
-        used = f"no BuildSpec at all, where {record.version} has {len(record.specs)}"
+        step = "write another backend: this release chooses its layers in another way"
+        used = f"no BuildSpec; {record.version} has {len(record.specs)}"
         offered, where = "running/backend.py builds specs", f"{BACKENDS}.base"
         yield Drift("removed BuildSpec", "essential", where, used, offered, step)
         return
@@ -85,7 +85,7 @@ def compare(
             yield _new_spec(tree, reach, spec)
             continue
         severity, before = _severity(adaptor, name), record.specs[name]
-        built = ", ".join(reach.builders.get(name, [])) or "nobody builds it"
+        built = ", ".join(reach.builders.get(name, [])) or "no layer builds it"
         built = "our backend builds it" if name in adaptor.own_specs else built
         for field in spec.fields:
             if field not in before:
@@ -94,17 +94,24 @@ def compare(
         for field in before:
             if field not in spec.fields:
                 used, offered = f"{name}({', '.join(spec.fields)})", f"{field} in {record.version}; {built}"
-                yield Drift("removed field", severity, spec.where, used, offered, "read what is there now")
+                yield Drift(
+                    "removed field",
+                    severity,
+                    spec.where,
+                    used,
+                    offered,
+                    "stop reading it, or read what replaces it",
+                )
     for name in [name for name in adaptor.own_specs if name in specs]:
         fields = sorted({field.rstrip("=") for field in specs[name].fields})
         for field, where in adaptor.fields_read(name):
             if field not in fields:
                 used, offered = f"{name}.{field}, which we read", f"fields {', '.join(fields)}"
-                step = "read the field that is there now"
+                step = "read the field that replaces it"
                 yield Drift("removed field", "essential", where, used, offered, step)
     for name in [name for name in record.specs if name not in specs]:
         severity, where = _severity(adaptor, name), f"{tree.package} {tree.version}"
-        instead = "see what LMDeploy's layers build instead"
+        instead = "find out what LMDeploy's layers build instead"
         step = instead if severity == "essential" else "record the release"
         yield Drift("removed BuildSpec", severity, where, "nothing", f"{name} in {record.version}", step)
 
@@ -118,7 +125,7 @@ def _new_spec(tree: Tree, reach: Reach, spec: Spec) -> Drift:
     users = f"; reached by {', '.join(models[:4])}{', ...' * (len(models) > 4)}" if models else ""
     used = f"{spec.name}({', '.join(spec.fields)}){users}"
     if builders := reach.builders.get(spec.name):
-        step = f"see that {builders[0]} of LMDeploy's builds it from what we have, then record the release"
+        step = f"check that LMDeploy's {builders[0]} builds it from what we provide, then record the release"
         return Drift("new BuildSpec", "optional", spec.where, used, f"{builders[0]} builds it", step)
     severity = "essential" if models else "optional"
-    return Drift("new BuildSpec", severity, spec.where, used, "nobody builds it on this device", _UNBUILT)
+    return Drift("new BuildSpec", severity, spec.where, used, "no layer on this device builds it", _UNBUILT)

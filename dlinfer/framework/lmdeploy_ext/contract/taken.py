@@ -18,9 +18,9 @@ from dlinfer.framework.lmdeploy_ext.contract.source import Found, Function, Modu
 from dlinfer.framework.lmdeploy_ext.device.view import COVERED
 from dlinfer.framework.patching import Patch, contains
 
-_READ = "read what changed; where ours still holds, record the release, else change it"
-_MOVE = "find where LMDeploy does it now and move the patch, or drop it where the fault is mended"
-_REWRITE = "write the replacement for the new parameters, and its signature in the record of the patch"
+_READ = "read what changed; record the release if our code still fits, else change our code"
+_MOVE = "find where LMDeploy does this now, and move the patch; drop the patch if the fault is fixed"
+_REWRITE = "rewrite the replacement for the new parameters, with its signature in the Patch"
 _CONTEXT = "lmdeploy.pytorch.model_inputs.StepContext"
 _SET_BY_US = {"attn_metadata", "moe_metadata"}
 
@@ -107,8 +107,8 @@ def _overridden(tree: Tree, extended: Extended, member: Found, node: Function, w
     ours = extended.methods.get(name)
     if ours is None:
         if any(dotted(each).rpartition(".")[2] == "abstractmethod" for each in node.decorator_list):
-            offered = f"{extended.ours.name} at {extended.where} has none, and cannot be made"
-            yield Drift("new method", "essential", where, used, offered, f"write {name} for it")
+            offered = f"{extended.ours.name} at {extended.where} lacks it, and cannot be instantiated"
+            yield Drift("new method", "essential", where, used, offered, f"implement {name} in it")
     elif name != "__init__":
         abstract = member.name.removeprefix(f"{_BACKENDS}.").removesuffix(".forward")
         called = tree.find(f"{_CALLED_AS[abstract]}.{name}") if abstract in _CALLED_AS else None
@@ -126,7 +126,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
         if taken.name not in tree.paths and tree.find(taken.name) is None:
             module, _, name = taken.name.rpartition(".")
             used = f"from {module} import {name}"
-            step = "find where LMDeploy has it now, and import it from there"
+            step = "find where LMDeploy has this name now, and import it from there"
             severity = adaptor.severity(taken.by)
             yield Drift("missing", severity, taken.where, used, "no such name", step)
     for taken, call in adaptor.calls():
@@ -139,7 +139,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
     for name, why in COVERED.items():
         if name not in tree.paths:
             used, where = f"the device view covers {name}, which {why}", f"{tree.package} {tree.version}"
-            step = "find the module that does it now, and cover that (device/view.py)"
+            step = "find the module that does this now, and cover that module (device/view.py)"
             yield Drift("missing", "essential", where, used, "no such module", step)
     yield from _context(tree, adaptor)
 
@@ -162,7 +162,7 @@ def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
             if node.attr not in fields:
                 where = tree.where(context.module, context.node)
                 used = f"StepContext.{node.attr} at {adaptor.tree.where(module, node)}"
-                step = "read the field that LMDeploy has for it now"
+                step = "read the field that replaces it in LMDeploy"
                 yield Drift("removed field", "essential", where, used, "no such field", step)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-ADVICE = "use a checkpoint in a served format (AWQ of 4 bits is one), or the unquantised model"
+ADVICE = "use a checkpoint in a supported format, such as 4-bit AWQ, or the unquantised model"
 CONVERTED_FROM = "converted_from"
 """The key that a conversion adds to ``quantization_config``. Its value names the format of the stored checkpoint."""
 
@@ -113,7 +113,7 @@ class Checkpoint:
     def require_served_experts(self) -> None:
         """Raise UnsupportedFeatureError if the model has experts, and its class is not in ``SERVED``."""
         for name in (self.model.get("architectures") or [""]) if self.has_experts else []:
-            self.require(name in SERVED, f"with experts of {name}; served are {', '.join(SERVED)}")
+            self.require(name in SERVED, f"with experts of {name}; supported are {', '.join(SERVED)}")
 
     def require_plain(self) -> None:
         """Raise UnsupportedFeatureError for vision-language models and latent attention: we do not convert them."""

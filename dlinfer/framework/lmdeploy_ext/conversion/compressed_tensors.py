@@ -67,10 +67,12 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
     checkpoint.require(sparsity == "dense", f"with sparse weights ({sparsity})")
     groups = config.get("config_groups") or {}
-    checkpoint.require(len(groups) == 1, f"in {len(groups)} ways at once")
+    checkpoint.require(len(groups) == 1, f"with {len(groups)} config_groups instead of one")
     (group,) = groups.values()
     checkpoint.require(group.get("targets") == ["Linear"], f"with targets {group.get('targets')}")
-    checkpoint.require(group.get("format") in (None, layout), f"with a group in {group.get('format')}")
+    checkpoint.require(
+        group.get("format") in (None, layout), f"with a group in the format {group.get('format')}"
+    )
     checkpoint.require(not group.get("output_activations"), "with outputs quantised")
     _check_ignored(config.get("ignore") or [], checkpoint)
     checkpoint.require_plain()
@@ -126,7 +128,7 @@ def _packed(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
     checkpoint.require(is_served, f"with weights {weights}")
     checkpoint.require(not inputs, f"with inputs {inputs}")
     in_order = order in ("static", "weight")
-    checkpoint.require(in_order, f"with actorder {order}: inputs are grouped in another order")
+    checkpoint.require(in_order, f"with actorder {order}, which groups inputs in another order")
     stored = stored_group(weights.get("group_size") if strategy == "group" else -1, checkpoint)
     symmetric = weights["symmetric"]
     if _experts_alone(checkpoint.config.get("ignore") or [], checkpoint):
@@ -178,14 +180,16 @@ def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
         if part == "weight" and layer is not None:
             checkpoint.require_packed(layer.weight.dtype.itemsize > 1 or tensor.dtype.itemsize == 1, owner)
         if part in ("weight_zero_point", "input_zero_point"):  # early releases store zeros
-            checkpoint.require(not tensor.float().any(), f"with zero points, {name}")
+            checkpoint.require(not tensor.float().any(), f"with zero points in {name}")
         elif scale is not None and part == "weight_scale":
             yield f"{owner}.{scale}", tensor.float()
         else:
             if scale is None and part == "input_scale" and layer is not None:
                 before = input_scales.setdefault(id(layer), tensor)
                 is_shared = torch.equal(before.reshape(-1), tensor.reshape(-1))
-                detail = f"with scales of their own for the input that {name} and its neighbours share"
+                detail = (
+                    f"with different scales for the input that {name} and the layers joined with it share"
+                )
                 checkpoint.require(is_shared, detail)
             yield name, tensor
 

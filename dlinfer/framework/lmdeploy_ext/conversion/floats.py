@@ -54,13 +54,13 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     that is not in ``ADMITTED``, and for sizes that int4 cannot pack.
     """
     setting = f"{SETTING}={bits}"
-    for name in model.get("architectures") or ["a model that names no architecture"]:
+    for name in model.get("architectures") or ["a model whose config.json names no architecture"]:
         if name not in ADMITTED[bits]:
             others = (other for other in ADMITTED if name in ADMITTED[other])
             other = next((f" or set {other}" for other in others), "")
             served = ", ".join(ADMITTED[bits])
             raise refuse(
-                f"{setting} for {name} (served are {served})", f"unset it{other}, or use another model"
+                f"{setting} for {name} (supported are {served})", f"unset it{other}, or use another model"
             )
     form = W8A8() if bits == "int8" else AwqInt4(_group(model))
 
@@ -80,8 +80,10 @@ def _group(model: Mapping[str, Any]) -> int:
     sizes = linear_sizes(model)
     group = math.gcd(GROUP, *sizes.values()) if sizes else 0
     if not group or group % AWQ.per_word:
-        feature = f"{SETTING}=int4 for sizes that no multiple of {AWQ.per_word} divides ({shown(sizes)})"
-        raise refuse(feature, "set int8, which takes any size")
+        feature = (
+            f"{SETTING}=int4 for sizes with no common divisor that {AWQ.per_word} divides ({shown(sizes)})"
+        )
+        raise refuse(feature, "set int8, which supports any size")
     return group
 
 
@@ -93,21 +95,21 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
     """
     feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
-        advice = "unset it, and load the checkpoint as it is"
-        raise refuse(f"{feature}, of {weight.dtype} and shape {list(weight.shape)}", advice)
+        advice = "unset it, so that the checkpoint loads as it is stored"
+        raise refuse(f"{feature} of {weight.dtype} and shape {list(weight.shape)}", advice)
     if fault := form.fault(*weight.shape):
-        raise refuse(f"{feature}: {fault}", "set int8, which takes any size")
+        raise refuse(f"{feature}: {fault}", "set int8, which supports any size")
     layout = form.parts(*weight.shape).items()
     parts = {part: torch.empty(shape, dtype=DTYPES[dtype]) for part, (dtype, shape) in layout}
     begins = dict.fromkeys(parts, 0)
     for rows in pieces(weight, _PIECE):
         if not rows.isfinite().all():
             raise refuse(
-                f"{feature}, which has numbers that are not finite", "use a checkpoint that is sound"
+                f"{feature}, which contains infinity or NaN,", "use a checkpoint with finite weights"
             )
         for part, numbers in form.quantise(rows).items():
             if numbers.is_floating_point() and not numbers.isfinite().all():
-                raise refuse(f"{feature}, whose numbers are too large for its scales", "set int8")
+                raise refuse(f"{feature}, whose values are too large for its scales,", "set int8")
             size = numbers.shape[form.joined]
             parts[part].narrow(form.joined, begins[part], size).copy_(numbers)
             begins[part] += size

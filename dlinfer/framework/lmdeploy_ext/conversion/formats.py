@@ -92,9 +92,9 @@ class AwqInt4(Format):
 
     def fault(self, out_features: int, in_features: int) -> str:
         if in_features % self.group_size:
-            return f"{in_features} inputs are no multiple of the group size {self.group_size}"
+            return f"{in_features} inputs are not a multiple of the group size {self.group_size}"
         if out_features % AWQ.per_word:
-            return f"{out_features} outputs are no multiple of the {AWQ.per_word} numbers of a word"
+            return f"{out_features} outputs are not a multiple of {AWQ.per_word}, the numbers in a word"
         return ""
 
     def parts(self, out_features: int, in_features: int) -> Parts:
@@ -165,7 +165,7 @@ class BlockedFp8(Format):
     def fault(self, out_features: int, in_features: int) -> str:
         for size, kind in ((out_features, "outputs"), (in_features, "inputs")):
             if size % self.block:
-                return f"{size} {kind} are no multiple of the block's {self.block}"
+                return f"{size} {kind} are not a multiple of the block size {self.block}"
         return ""
 
     def parts(self, out_features: int, in_features: int) -> Parts:

@@ -41,7 +41,7 @@ def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpo
     size = group_of.numel()
     expected = torch.arange(size, device=group_of.device) // (stored or max(size, 1))
     in_order = torch.equal(group_of.long(), expected)
-    checkpoint.require(in_order, f"with desc_act: the inputs of {name} are grouped in another order")
+    checkpoint.require(in_order, f"with desc_act, which groups the inputs of {name} in another order")
 
 
 def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
@@ -51,7 +51,7 @@ def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, check
     form one group. name: the tensor's name, for error texts.
     """
     size = stored or inputs
-    detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs}"
+    detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs} inputs"
     checkpoint.require(rows.shape[0] == math.ceil(inputs / size), detail)
     return rows if size == group else rows[torch.arange(inputs // group) * group // size]
 
@@ -78,9 +78,9 @@ class FourBits:
         require(has_sizes, "without hidden_size and num_attention_heads")
         sizes = linear_sizes(model)
         for name, size in sizes.items():
-            require(size % AWQ.per_word == 0, f"whose {name} = {size} is no multiple of {AWQ.per_word}")
+            require(size % AWQ.per_word == 0, f"whose {name} = {size} is not a multiple of {AWQ.per_word}")
         group = math.gcd(self.stored, *sizes.values())
-        detail = f"in groups of {self.stored or 'all'} inputs, whose sizes have no group: {shown(sizes)}"
+        detail = f"in groups of {self.stored or 'all'} inputs, which do not fit its sizes: {shown(sizes)}"
         require(group % 8 == 0, detail)
         return Plan(self.checkpoint.named(AwqInt4(group).config()), self.convert)
 
@@ -96,7 +96,7 @@ class FourBits:
                 yield name, tensor
             return
         is_packed = layer is None or hasattr(layer, "group_size")
-        self.checkpoint.require(is_packed, f"with {owner} quantised, which LMDeploy's class has in floats")
+        self.checkpoint.require(is_packed, f"with {owner} quantised, which LMDeploy's class builds in floats")
         if kind == "order":
             _require_order(owner, tensor, self.stored, self.checkpoint)
             return
@@ -107,18 +107,20 @@ class FourBits:
         zeros = None if self.symmetric or kind == "scales" else self.packing.unpack_zeros(table)
         if kind == "scales":
             scales = table.to(torch.float16)  # the dtype of LMDeploy's parameter
-            self.checkpoint.require(scales.isfinite().all(), f"with scales of {owner} beyond float16")
+            self.checkpoint.require(
+                scales.isfinite().all(), f"with scales of {owner} beyond the range of float16"
+            )
             yield f"{owner}.scales", self._spread(owner, scales, layer).contiguous()
             if self.symmetric:
                 zeros = torch.full(table.shape, self.packing.middle, dtype=torch.int32)
         if zeros is not None:
             fit = (zeros >= 0).all() and (zeros < 2**AWQ.bits).all()
             # In GPTQ's first format 15 stands for 0 or for 16, and carries into its neighbour in some files only.
-            self.checkpoint.require(fit, f"with a zero point of {owner} that 4 bits do not hold")
+            self.checkpoint.require(fit, f"with a zero point of {owner} that does not fit into 4 bits")
             yield f"{owner}.qzeros", AWQ.pack_zeros(self._spread(owner, zeros, layer))
 
     def _spread(self, name: str, rows: Tensor, layer: Any) -> Tensor:
-        self.checkpoint.require(layer is not None, f"with a layer {name} that LMDeploy's class has not")
+        self.checkpoint.require(layer is not None, f"with a layer {name} that LMDeploy's class does not have")
         return _spread(name, rows, layer.in_features, self.stored, layer.group_size, self.checkpoint)
 
 
@@ -144,26 +146,26 @@ def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Pla
     """
 
     def require(is_served: Any, detail: str) -> None:
-        checkpoint.require(is_served, f"with experts alone, {detail}")
+        checkpoint.require(is_served, f"with only the experts quantised, {detail}")
 
     require(symmetric, "with zero points")
-    require(stored % _GROUP == 0, f"in groups of {stored}, no multiple of {_GROUP}")
+    require(stored % _GROUP == 0, f"in groups of {stored}, which is not a multiple of {_GROUP}")
     sizes = {name: checkpoint.model.get(name) or 0 for name in ("hidden_size", "moe_intermediate_size")}
     for name, size in sizes.items():
-        require(size and size % _GROUP == 0, f"whose {name} = {size} is no multiple of {_GROUP}")
+        require(size and size % _GROUP == 0, f"whose {name} = {size} is not a multiple of {_GROUP}")
     hidden, inner = sizes.values()
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
         owner, _, part = name.rpartition(".")
         if ".experts." not in owner:
             is_float = part != "weight_packed"
-            checkpoint.require(is_float, f"with {owner} quantised, which its rules leave in floats")
+            checkpoint.require(is_float, f"with {owner} quantised, which its ignore rules leave in floats")
         elif part == "weight_scale":
             scales = tensor.to(torch.bfloat16)
             is_exact = torch.equal(scales.to(tensor.dtype), tensor)
             inputs = inner if owner.endswith((".down_proj", ".w2")) else hidden
             tensor = _spread(name, scales.t(), inputs, stored, _GROUP, checkpoint).t().contiguous()
-            checkpoint.require(is_exact, f"with scales of {name} that bfloat16 has not")
+            checkpoint.require(is_exact, f"with scales in {name} that bfloat16 cannot represent")
         elif part == "weight_shape":
             tensor = tensor.to(torch.int32)
         elif part == "weight_g_idx":

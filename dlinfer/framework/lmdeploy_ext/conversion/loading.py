@@ -33,7 +33,7 @@ def rewrite(hf_config: Any) -> None:
         bits = asked_bits()
         if bits and CONVERTED_FROM not in stored:
             logger.warning(
-                "DLINFER_CPU_WEIGHTS=%s is for checkpoints in floats: this one is quantised already (%s) and stays so.",
+                "DLINFER_CPU_WEIGHTS=%s has no effect: this checkpoint is already quantised (%s).",
                 bits,
                 stored.get("quant_method", "unknown"),
             )
@@ -159,4 +159,9 @@ def _load_model_weights(
     if with_nan:
         shown = ", ".join(with_nan[:_SHOWN]) + (", ..." if len(with_nan) > _SHOWN else "")
         count = len(with_nan)
-        logger.warning("NaN among the numbers of %s in %s (%d tensors)", shown, self.model_path, count)
+        logger.warning(
+            "%s in %s contain NaN (%d tensors), so answers may be garbage. Next step: copy or download the model again",
+            shown,
+            self.model_path,
+            count,
+        )

@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path.name} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path.name} does not hold a JSON object")
+        raise ValueError(f"{path.name} is not a JSON object")
     return content
 
 
@@ -183,7 +183,7 @@ def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         if stored.dtype not in DTYPES:
             what = f"dtype {stored.dtype} of tensor {stored.name!r} in {path}, while weights are packed as they load,"
             raise refuse(
-                what, "unset DLINFER_CPU_WEIGHTS, or give a checkpoint whose weights are all in floats"
+                what, "unset DLINFER_CPU_WEIGHTS, or use a checkpoint whose weights are all in floats"
             )
     mapping = _mapped(path)
     for stored in tensors:

@@ -45,7 +45,7 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     does not know this method and loads an unquantised model; our layer in ``layers/moe`` takes the tensors unchanged.
     """
     is_known = model.get("model_type") == "gpt_oss"
-    Checkpoint("mxfp4", config, model).require(is_known, "in another model than gpt-oss")
+    Checkpoint("mxfp4", config, model).require(is_known, "in a model other than gpt-oss")
     return Plan(None, lambda name, tensor, layer: [(name, tensor)])
 
 

@@ -39,7 +39,7 @@ def settle(hf_config: Any, folder: Path | None) -> None:
     for part in tying:
         part.tie_word_embeddings = False
     logger.warning(
-        "tie_word_embeddings is true, but %s holds %s and %s, which differ: they stay two, as in transformers",
+        "tie_word_embeddings is true, but %s has %s and %s, which differ: both are used, as in transformers",
         folder,
         *heads,
         *embeddings,

@@ -171,7 +171,8 @@ def _tell_of_changed_bodies() -> None:
     """Log a warning for each patched function with the reviewed parameters but another body than the reviewed one."""
     for patch, reviewed in _changed():
         logger.warning(
-            "lmdeploy %s: the body of %s is not the one reviewed in %s. A patch replaces it, because the reviewed one "
+            "lmdeploy %s: the body of %s differs from the one reviewed in %s. A patch replaces it, because the "
+            "reviewed one "
             "%s. Next step: run `dlinfer contract`, which shows what changed, or install lmdeploy %s",
             patches().version(),
             patch.target,
@@ -195,4 +196,4 @@ def _tell_of_unknown_settings() -> None:
     for name in settings.unknown(os.environ):
         near = settings.nearest(name)
         hint = f" (did you mean {near}?)" if near else ""
-        logger.warning("%s is no setting of dlinfer%s: it changes nothing.", name, hint)
+        logger.warning("%s is not a setting of dlinfer%s, so it has no effect.", name, hint)

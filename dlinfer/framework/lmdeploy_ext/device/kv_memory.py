@@ -32,8 +32,8 @@ logger = logging.getLogger("dlinfer")
 _SMALLEST = 16  # blocks: LMDeploy refuses fewer, and shrinks its prefill to get that many
 _GIB = 1 << 30
 _ADVICE = (
-    "lower num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig, use a smaller max_prefill_token_num, "
-    "or give the process more memory."
+    "set a lower num_gpu_blocks, cache_max_entry_count or max_prefill_token_num in PytorchEngineConfig, or give the "
+    "process more memory."
 )
 
 
@@ -135,7 +135,7 @@ def _update_num_gpu_blocks(
     option, blocks = _size_option(config), plan_blocks(config, free, block_bytes, len(free_mems))
     size = gib(blocks * block_bytes)
     if blocks < _SMALLEST or blocks * block_bytes > free:
-        asked = f"{option} ({size}; at least {_SMALLEST} blocks are needed)"
+        asked = f"{option} ({size}; a cache has at least {_SMALLEST} blocks)"
         raise _too_large(asked, blocks, block_bytes, free)
     config.num_gpu_blocks = blocks
     if spec_cache_config is not None:  # a draft model's cache has as many blocks as the target's
@@ -143,7 +143,7 @@ def _update_num_gpu_blocks(
     if description := activation.device().description():
         logger.info("device %s: %s", self.device_type, description)
     logger.info(
-        "KV cache: %d blocks of %d tokens = %s of %s that this process may still use, by %s. To change it: "
+        "KV cache: %d blocks of %d tokens take %s of the %s that this process may still use, by %s. To change it: "
         "cache_max_entry_count (a fraction) or num_gpu_blocks in PytorchEngineConfig%s.",
         blocks,
         config.block_size,
@@ -187,7 +187,7 @@ def _reserve_runtime_mem(
         if not activation.serves(self.device_type) or "No enough gpu memory" not in str(cause):
             raise
         fraction = f"cache_max_entry_count={self.cache_config.cache_max_entry_count}"
-        asked = f"{fraction} leaves no room for the smallest cache beside the buffers of one prefill; that"
+        asked = f"{fraction} leaves no room beside the buffers of one prefill: the smallest cache"
         raise _too_large(asked, _SMALLEST, _of_first_rank(self, cache_block_sizes), min(free_mems)) from cause
 
 
@@ -218,8 +218,8 @@ def _session_len(original: Original, self: Any) -> int:
     _longest_session = longest if is_shorter else None
     if is_shorter:
         logger.warning(
-            "the longest session is %d tokens, not the %d of session_len: the KV cache holds no more. For longer "
-            "ones raise num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig%s.",
+            "sessions may have at most %d tokens, not the %d of session_len, because the KV cache holds no more. For "
+            "longer sessions raise num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig%s.",
             longest,
             asked,
             _or_setting(),

@@ -60,7 +60,8 @@ def without_cuda(device_type: str) -> str:
     instead = activation.active() or HOST
     activation.show_notices()
     logger.warning(
-        "torch sees no CUDA device, which is LMDeploy's default: running on device_type %r instead", instead
+        "torch sees no CUDA device, which LMDeploy uses by default. LMDeploy runs on device_type %r instead",
+        instead,
     )
     return instead
 

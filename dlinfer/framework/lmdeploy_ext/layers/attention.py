@@ -239,7 +239,9 @@ def _quantised(
         return {}
     bits = int(meta.quant_policy)
     if k_scales_zeros is None or v_scales_zeros is None:
-        feature = f"quant_policy={bits} with this model, which passes no scales on"
+        feature = (
+            f"quant_policy={bits} with this model, whose class in LMDeploy passes no scales to attention,"
+        )
         raise refuse(feature, "use quant_policy=0")
     return {"k_scales_zeros": k_scales_zeros, "v_scales_zeros": v_scales_zeros, "quant_bits": bits}
 

@@ -93,7 +93,7 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
         engine = model.engine_config(device, **options)
         if engine.tp > 1:
             raise activation.refuse(
-                f"preflight with tp={engine.tp}", "leave tp out: the plan is for one process", device
+                f"preflight with tp={engine.tp}", "leave tp out: preflight plans one process", device
             )
         check_model_folder(folder, trust_remote_code)
         with remote_code.explained(folder, trust_remote_code):
@@ -124,13 +124,15 @@ def _noted(refusals: list[Refusal]) -> Iterator[None]:
         refusals.append(Refusal(type(error).__name__, error.explanation, error.step))
     except Exception as error:  # noqa: BLE001 - whatever LMDeploy meets in a folder is the finding
         text = f"LMDeploy cannot build the model: {in_short(error)}"
-        refusals.append(Refusal(type(error).__name__, text, "repair the configuration, or use another model"))
+        refusals.append(Refusal(type(error).__name__, text, "correct config.json, or use another model"))
 
 
 def _served(ops: list[str], device: str) -> Iterator[OpServed]:
     vendor = activate_default(devices.torch_device(device))
     authors = kernel_authors(vendor) if vendor is not None else {}
-    missing = "no vendor serves it" if vendor is None else f"vendor {vendor.name!r} has no kernel for it"
+    missing = (
+        "no vendor has a kernel for it" if vendor is None else f"vendor {vendor.name!r} has no kernel for it"
+    )
     for op in ops:
         yield OpServed(op, authors[op], "") if op in authors else OpServed(op, "reference", missing)
 

@@ -64,13 +64,17 @@ def check(form: Format, calibration: Calibration, source: Path) -> None:
     model folder, for error texts.
     """
     if not isinstance(form, AwqInt4):
-        advice = "leave --calibrate out: 8 bits are close to the model in floats without data"
+        advice = (
+            "leave --calibrate out: formats of 8 bits are close to the unquantised model without calibration"
+        )
         raise unsupported(f"calibrating {form.name}", advice)
     for name, least in (("samples", 1), ("length", _LEAST), ("steps", 1)):
         if getattr(calibration, name) < least:
-            raise _failed(source, f"{name} is {getattr(calibration, name)}", f"give {least} or more")
+            raise _failed(
+                source, f"{name} is {getattr(calibration, name)}, below {least}", f"use {least} or more"
+            )
     if importlib.util.find_spec(PACKAGE) is None:
-        raise _failed(source, "auto-round is not installed", 'pip install "dlinfer[quantise]"')
+        raise _failed(source, "auto-round is not installed", 'run `pip install "dlinfer[quantise]"`')
 
 
 @contextmanager
@@ -100,18 +104,22 @@ def calibrated(
             for part, planned in form.parts(*source.tensors[name].shape).items():
                 stored = f"{name.removesuffix('weight')}{part}"
                 if stored not in files:
-                    raise _failed(source.folder, f"auto-round wrote no {stored}", _ANOTHER)
+                    raise _failed(source.folder, f"auto-round did not write {stored}", _ANOTHER)
                 with safe_open(files[stored], framework="pt") as file:
                     tensors[part] = file.get_tensor(stored)
                 written = dtypes.get(tensors[part].dtype), tuple(tensors[part].shape)
                 if written != planned:
-                    raise _failed(source.folder, f"auto-round wrote {part} of {name} as {written}", _ANOTHER)
+                    raise _failed(
+                        source.folder,
+                        f"auto-round wrote {part} of {name} as {written} instead of {planned}",
+                        _ANOTHER,
+                    )
             return tensors
 
         yield parts, Perplexity(len(samples), **answer["perplexity"])
 
 
-_ANOTHER = "install the auto-round that dlinfer[quantise] names, or leave --calibrate out"
+_ANOTHER = 'run `pip install "dlinfer[quantise]"` to get the tested auto-round, or leave --calibrate out'
 
 
 def _failed(folder: Path, detail: str, advice: str) -> CalibrationError:
@@ -127,13 +135,15 @@ def _samples(source: Source, calibration: Calibration) -> tuple[Tensor, Tensor]:
     first, tokens = tokens_of(source.folder, text)
     length, longest = calibration.length, source.config.get("max_position_embeddings") or calibration.length
     if length > longest:
-        advice = f"give at most {longest}, the model's longest text"
-        raise _failed(source.folder, f"length is {length}", advice)
+        advice = f"use at most {longest}"
+        raise _failed(
+            source.folder, f"length is {length}, but the model has only {longest} positions", advice
+        )
     step = length - len(first)
     pieces = [[*first, *tokens[at : at + step]] for at in range(0, len(tokens) - step + 1, step)]
     if len(pieces) < 2:
-        detail = f"the text has {len(tokens)} tokens, and two samples take {2 * step}"
-        raise _failed(source.folder, detail, "give a longer text, or a smaller --length")
+        detail = f"the text has {len(tokens)} tokens, but two samples take {2 * step}"
+        raise _failed(source.folder, detail, "use a longer text, or a smaller --length")
     count = min(_HELD_OUT, max(1, len(pieces) // 9))
     return torch.tensor(pieces[:-count][: calibration.samples]), torch.tensor(pieces[-count:])
 
@@ -158,5 +168,5 @@ def _run(
     try:
         return job.run("calibration_job", folder, request, told)
     except job.JobError as error:
-        advice = "give fewer --samples or a smaller --length: it may have run out of memory"
+        advice = "use fewer --samples or a smaller --length, because memory may have run out"
         raise _failed(source.folder, str(error), advice if error.is_killed else _ANOTHER) from error

@@ -76,22 +76,22 @@ def measure(
     and the errors of ``check_model_folder``.
     """
     if form not in BITS:
-        detail = f"{form} is no format that weights are packed to while they load"
+        detail = f"DLINFER_CPU_WEIGHTS cannot pack weights to {form}"
         raise _failed(folder, detail, f"use one of {', '.join(BITS)}")
     if tokens < _LEAST:
-        detail = f"tokens is {tokens}, and predicting a token takes one before it"
-        raise _failed(folder, detail, f"give {_LEAST} or more with --tokens")
+        detail = f"tokens is {tokens}, but a prediction needs a token before it"
+        raise _failed(folder, detail, f"use --tokens {_LEAST} or more")
     check_model_folder(folder)
     pages = [topics[name] for name in sorted(topics)]
     words = "\n".join(pages) if text is None else read_text(text, folder, LossError)
     windows = _windows(folder, words, tokens)
     with tempfile.TemporaryDirectory(prefix="dlinfer-loss-") as temporary:
         work = Path(temporary)
-        tell("the model as it is stored")
+        tell("running the model as it is stored")
         stored = _served(folder, work, windows, "", "kept")
         ways = []
         for head in _HEADS:
-            tell(f"the model in {BITS[form]}, its output projection {head}")
+            tell(f"running the model in {BITS[form]}, with DLINFER_CPU_HEAD={head}")
             ways.append(Way(head, **_served(folder, work, windows, BITS[form], head)))
     predicted = sum(len(window) - 1 for window in windows)
     source = "pydoc_data.topics" if text is None else str(text)
@@ -108,7 +108,11 @@ def _windows(folder: Path, text: str, most: int) -> list[list[int]]:
     windows = [[*first, *tokens[at : at + step]] for at in range(0, len(tokens), step)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
-        raise _failed(folder, f"the text has {len(tokens)} tokens", "give a longer text, or more --tokens")
+        raise _failed(
+            folder,
+            f"the text has {len(tokens)} tokens, too few to predict one",
+            "use a longer text, or more --tokens",
+        )
     return windows
 
 
@@ -122,5 +126,5 @@ def _served(folder: Path, work: Path, windows: list[list[int]], bits: str, head:
         return job.run("loss_job", work, request, DLINFER_CPU_WEIGHTS=bits, DLINFER_CPU_HEAD=head)
     except job.JobError as error:
         how = f"with DLINFER_CPU_WEIGHTS={bits}" if bits else "as it is stored"
-        advice = f"run dlinfer preflight {folder}, which checks that it can be served"
+        advice = f"run `dlinfer preflight {folder}`, which checks the model"
         raise _failed(folder, f"serving it {how} failed: {error}", advice) from error

@@ -71,7 +71,7 @@ def format_of(name: str, group_size: int | None = None) -> Format:
     if name not in FORMATS:
         raise unsupported(f"the format {name!r}", f"use one of {', '.join(FORMATS)}")
     if group_size is not None:
-        raise unsupported(f"a group size of {name}", "leave it out: only awq-int4 has groups")
+        raise unsupported(f"a group size for {name}", "leave it out: only awq-int4 has groups")
     return FORMATS[name]()
 
 
@@ -138,19 +138,19 @@ def quantise(
 
 
 def _unwritable(
-    out: Path, detail: str, advice: str = "choose another folder, or mend this"
+    out: Path, detail: str, advice: str = "correct the cause, or choose another folder"
 ) -> QuantisationOutputError:
     return QuantisationOutputError(path=str(out), detail=detail, advice=advice)
 
 
 def _check_out(out: Path) -> None:
     if out.exists() or out.is_symlink():
-        raise _unwritable(out, "it exists", "remove it, or choose another name")
+        raise _unwritable(out, "it already exists", "remove it, or choose another name")
     parent = out.resolve().parent
     if not parent.is_dir():
-        raise _unwritable(out, f"there is no folder {parent}", "make it, or choose another name")
+        raise _unwritable(out, f"there is no folder {parent}", "create it, or choose another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise _unwritable(out, f"{parent} may not be written to", "choose another folder")
+        raise _unwritable(out, f"this process may not write to {parent}", "choose another folder")
 
 
 def _layout(source: Source, form: Format, shard: str) -> writer.Layout:
@@ -174,8 +174,8 @@ def _check_room(out: Path, source: Source, layouts: dict[str, writer.Layout], co
     needed = copies * weights + sum(path.stat().st_size for path in source.files)
     free = shutil.disk_usage(out.resolve().parent).free
     if needed > free:
-        detail = f"it takes {needed} bytes, and {free} are free there"
-        raise _unwritable(out, detail, "make room there, or choose a folder on another disk")
+        detail = f"it takes {needed} bytes, but only {free} are free there"
+        raise _unwritable(out, detail, "free space there, or choose a folder on another disk")
 
 
 # --- writing
@@ -229,12 +229,12 @@ def _quantised(
     difference, norm = 0.0, 0.0
     for piece in pieces(weight, PIECE) if calibrated is None else [weight]:
         if not piece.isfinite().all():
-            detail = f"{name} has numbers that are not finite"
-            raise sources.refusal(source.folder, form, detail, "give a checkpoint that is sound")
+            detail = f"{name} contains infinity or NaN"
+            raise sources.refusal(source.folder, form, detail, "use a checkpoint with finite weights")
         parts = form.quantise(piece) if calibrated is None else calibrated
         again = form.dequantise(parts)
         if not again.isfinite().all():
-            detail = f"{name} has numbers too large for the format's scales"
+            detail = f"{name} has values that are too large for the format's scales"
             raise sources.refusal(source.folder, form, detail, "use w8a8 or fp8")
         difference += float((again.double() - piece.double()).square().sum())
         norm += float(piece.double().square().sum())

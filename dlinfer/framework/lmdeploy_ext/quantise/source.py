@@ -21,7 +21,7 @@ ADMITTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Mistral
 """LMDeploy's model classes that can be quantised."""
 
 INDEX = "model.safetensors.index.json"
-_IN_FLOATS = "give the checkpoint in floats that it came from"
+_IN_FLOATS = "use the floating-point checkpoint that it was made from"
 # Other forms of the same weights, which must not lie beside the quantised weights.
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -72,44 +72,50 @@ def read(folder: Path, form: Format) -> Source:
     config = model_files.readable_config(folder)
     for _, stored in quantisation_of(config):
         method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else "unknown"
-        require(False, f"it is quantised already ({method})", _IN_FLOATS)
+        require(False, f"it is already quantised ({method})", _IN_FLOATS)
     names = architectures(config)
     for name in names:
         if name not in ADMITTED:
-            feature = f"quantising {name} (admitted are dense decoders: {', '.join(ADMITTED)})"
-            advice = "use a checkpoint that is quantised already, or another tool: docs/guides/quantise.md"
+            feature = f"quantising {name} (supported are the dense decoders {', '.join(ADMITTED)})"
+            advice = "use a checkpoint that is already quantised, or another tool (docs/guides/quantise.md)"
             raise unsupported(feature, advice)
     check_model_folder(folder)
-    require(names, "its config.json names no architecture", "name the class in architectures")
+    require(
+        names,
+        "its config.json names no architecture",
+        "add the model's class to architectures in config.json",
+    )
     weights = model_files.index_or_file(folder) or ""
     again = "save the model again with transformers"
-    require("safetensors" in weights, "its weights are pickled", f"{again}, as safetensors")
+    require("safetensors" in weights, "its weights are pickle files, not safetensors", again)
     for path in model_files.weight_files(folder):  # the result's files get the same names
         shard = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
         is_beside = "/" not in shard and path.suffix == ".safetensors"
-        require(is_beside, f"its index names a file {shard!r}", again)
+        require(is_beside, f"its index names {shard!r}, which is not a safetensors file in the folder", again)
     tensors = {tensor.name: tensor for tensor in model_files.read(folder)}
     for tensor in tensors.values():
-        detail = f"{tensor.name} has dtype {tensor.dtype}"
+        detail = f"{tensor.name} has the unsupported dtype {tensor.dtype}"
         require(tensor.dtype in DTYPES, detail, "save the model in bfloat16")
     layers = range(int(config.get("num_hidden_layers") or 0))
     quantised = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in LAYERS]
     missing = [name for name in quantised if name not in tensors]
-    detail = f"it has no {missing[0]} ({len(missing)} such)" if missing else "num_hidden_layers is not there"
-    whole = "give a whole checkpoint of the language model, without adapters, its layers unmerged"
+    detail = (
+        f"it lacks {missing[0]} ({len(missing)} such tensors)" if missing else "it has no num_hidden_layers"
+    )
+    whole = "use a complete checkpoint of the language model, without adapters and with separate projections"
     require(quantised and not missing, detail, whole)
     owners = {name.removesuffix(".weight") for name in quantised}
     for name in tensors:
         owner, _, part = name.rpartition(".")  # an already quantised weight comes with scales
         is_float = owner not in owners or part in ("weight", "bias")
-        require(is_float, f"it has {name} beside a weight", _IN_FLOATS)
+        require(is_float, f"it has {name} beside a weight, as quantised checkpoints do", _IN_FLOATS)
     smaller = "a smaller --group-size, or w8a8" if form.name == "awq-int4" else "awq-int4 or w8a8"
     for tensor in (tensors[name] for name in quantised):
         is_float = tensor.dtype in FLOATING
-        require(is_float, f"it is quantised already: {tensor.name} has dtype {tensor.dtype}", _IN_FLOATS)
+        require(is_float, f"it is already quantised: {tensor.name} has dtype {tensor.dtype}", _IN_FLOATS)
         is_matrix = len(tensor.shape) == 2 and tensor.elements
-        shape = f"{tensor.name} has the shape {list(tensor.shape)}"
-        require(is_matrix, shape, "give the checkpoint as it was saved")
+        shape = f"{tensor.name} has shape {list(tensor.shape)}, which is not a matrix"
+        require(is_matrix, shape, "use the checkpoint as transformers saved it")
         fault = form.fault(*tensor.shape)
         require(not fault, f"{tensor.name}: {fault}", f"use {smaller}")
     check_support(written_config(config, form))

@@ -13,7 +13,7 @@ def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as reason:
         detail = f"the text cannot be read: {reason}"
-        raise error(path=str(folder), detail=detail, advice="give a file in UTF-8") from reason
+        raise error(path=str(folder), detail=detail, advice="use a readable file in UTF-8") from reason
 
 
 def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
@@ -32,5 +32,5 @@ def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
         raise ModelFolderError(
             path=str(folder),
             detail=f"its tokenizer cannot be loaded ({in_short(error)})",
-            advice="copy the tokenizer's files from the model again; remote code of a tokenizer is not run here",
+            advice="copy the tokenizer's files again; dlinfer quantise does not run a tokenizer's remote code",
         ) from error

@@ -53,7 +53,7 @@ class ShardWriter:
     def write(self, name: str, tensor: Tensor) -> None:
         begin, size = self._places.pop(name)
         numbers = tensor.contiguous().flatten().view(torch.uint8).numpy()
-        assert numbers.nbytes == size, f"{name} has {numbers.nbytes} bytes and was planned with {size}"
+        assert numbers.nbytes == size, f"{name} has {numbers.nbytes} bytes instead of the planned {size}"
         self._file.seek(begin)
         self._file.write(numbers.data)
 

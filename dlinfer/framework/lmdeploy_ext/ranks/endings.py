@@ -144,7 +144,7 @@ def _join(original: Original, self: Any) -> None:
 def _server_without_engine(original: Original, self: Any) -> None:
     original(self)
     if getattr(self, RANKS, 1) > 1:
-        logger.error("the engine's process has ended, and so does the server")
+        logger.error("the engine's process has ended, so the server ends too")
         _end_soon()
 
 

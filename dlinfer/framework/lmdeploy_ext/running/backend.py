@@ -162,6 +162,8 @@ def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
     if settings.current().engine or (vendor is not None and vendor.default_engine):
         return CompiledRunner
     if device.graph_class is None:
-        logger.warning("device %s has no graphs here, so that each step runs eagerly", activation.active())
+        logger.warning(
+            "device %s cannot capture graphs here, so every step runs eagerly", activation.active()
+        )
         return EagerRunner
     return partial(CaptureRunner, device, adapters=lora.has_adapters(model))

@@ -155,7 +155,9 @@ class _Description:
         if state is None and not hasattr(value, "__dict__"):
             # Python does not show what the value holds, so this start must not reuse graphs of another start.
             logger.warning(
-                "graphs are compiled anew at each start: nothing shows what %s (%s) holds", path, type(value)
+                "graphs are recompiled at each start, because the contents of %s (%s) cannot be inspected",
+                path,
+                type(value),
             )
             yield f"{path} = {os.urandom(16).hex()}"
             return

@@ -37,5 +37,5 @@ def processor(original: Original, logit_bias: dict[Any, float], tokenizer: Any) 
     (biases,) = original(logit_bias, tokenizer).args  # checked token -> bias, cut to [-100, 100]
     for token, bias in logit_bias.items():
         if not math.isfinite(bias):
-            raise ValueError(f"logit_bias of token {token} is {bias}, not a finite number")
+            raise ValueError(f"logit_bias of token {token} is {bias}, which is not a finite number")
     return LogitBias(tuple(biases), tuple(biases.values()))

@@ -25,7 +25,7 @@ def read(data: bytes, mode: str) -> Image.Image:
             image.load()
             return ImageOps.exif_transpose(image).convert(mode)
     except UnidentifiedImageError:
-        reason = f"{len(data)} bytes of no image format that is known"
+        reason = f"its {len(data)} bytes are not in a known image format"
         raise ValueError(f"The image cannot be read: {reason}.") from None
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
         raise ValueError(f"The image cannot be read: {error}.") from error

@@ -38,7 +38,7 @@ def stand_in() -> Any:
 
     class NoVideos(VideoProcessorMixin):
         def __call__(self, videos: Any, **kwargs: Any) -> Any:
-            raise refuse("video input without torchvision", "send single images of the video")
+            raise refuse("video input without torchvision", "send frames of the video as images")
 
     return NoVideos()
 
@@ -104,7 +104,7 @@ def load_vl_model(original: Original, model_path: str, backend: str, *args: Any,
         raise ModelFolderError(
             path=model_path,
             detail=f"its image processor is missing or cannot be loaded ({in_short(error)})",
-            advice="see that preprocessor_config.json is there, and processor_config.json where the model has one",
+            advice="check that it has preprocessor_config.json, and processor_config.json if the model needs one",
         ) from error
 
 

@@ -48,18 +48,24 @@ class AdapterManager:
         do not fit, or no place is free.
         """
         if len(lora_adapter) != 1:
-            advice = "load one adapter a call"
-            raise AdapterError(name=", ".join(lora_adapter), detail="one is expected", advice=advice)
+            advice = "pass one adapter to each call"
+            raise AdapterError(
+                name=", ".join(lora_adapter),
+                detail=f"expected one adapter, given {len(lora_adapter)}",
+                advice=advice,
+            )
         ((name, path),) = lora_adapter.items()
         if name in _NONE or not 0 < len(name) <= 256:
             advice = "give it a name of 1 to 256 characters other than 'base' and 'None'"
-            raise AdapterError(name=name, detail="the name is not possible", advice=advice)
+            raise AdapterError(name=name, detail="the name is not valid", advice=advice)
         if name in self._places:
-            raise AdapterError(name=name, detail="it is loaded already", advice="unload it first")
+            raise AdapterError(name=name, detail="it is already loaded", advice="unload it first")
         free = set(range(self.max_loras)) - set(self._places.values())
         if not free:
-            advice = "unload one, or set max_loras and max_lora_rank in the model_config"
-            raise AdapterError(name=name, detail=f"all {self.max_loras} places are taken", advice=advice)
+            advice = "unload an adapter, or raise max_loras (with max_lora_rank) in the model_config"
+            raise AdapterError(
+                name=name, detail=f"max_loras = {self.max_loras} adapters are already loaded", advice=advice
+            )
         weights = read_adapter(name, path)
         for module, own in weights.items():
             self._check(name, module, own)
@@ -72,7 +78,9 @@ class AdapterManager:
         """Unload an adapter. Raises AdapterError if no adapter of this name is loaded."""
         if name not in self._places:
             known = ", ".join(self._places) or "none"
-            raise AdapterError(name=name, detail="it is not loaded", advice=f"loaded: {known}")
+            raise AdapterError(
+                name=name, detail="it is not loaded", advice=f"unload one of the loaded adapters: {known}"
+            )
         place = self._places.pop(name)
         for layer in self._layers.values():
             layer.put(place, None)
@@ -95,7 +103,9 @@ class AdapterManager:
             if adapter not in self._places:
                 known = ", ".join(self._places) or "none"
                 raise AdapterError(
-                    name=adapter, detail="it is not loaded", advice=f"load it first; loaded: {known}"
+                    name=adapter,
+                    detail="it is not loaded",
+                    advice=f"load it first, or use one of the loaded adapters: {known}",
                 )
             names.append(adapter)
         return names
@@ -115,7 +125,7 @@ class AdapterManager:
         tokens = sum(token_counts)
         if tokens > self.capacity:
             advice = "compute fewer tokens in a step, or raise max_prefill_tokens in the model_config"
-            detail = f"a step of {tokens} tokens is more than the {self.capacity} there are places for"
+            detail = f"a step has {tokens} tokens, but steps with adapters may have at most {self.capacity}"
             raise AdapterError(name=", ".join(sorted(set(each))), detail=detail, advice=advice)
         ids = torch.tensor(places).repeat_interleave(torch.tensor(token_counts))
         self._batch.ids[:tokens] = ids.to(self._batch.ids.device)
@@ -129,30 +139,34 @@ class AdapterManager:
         try:
             layer = self._model.get_submodule(module)
         except AttributeError as error:
-            advice = "load an adapter of this model"
+            advice = "load an adapter that was trained for this model"
             raise AdapterError(name=name, detail=f"the model has no {module}", advice=advice) from error
         layer = layer.base if isinstance(layer, LoraLinear) else layer
         if type(layer) is not nn.Linear:
             kind = type(layer).__name__
             raise AdapterError(
-                name=name, detail=f"{module} is a {kind}, no Linear", advice="target linear layers only"
+                name=name,
+                detail=f"{module} is a {kind}, not a Linear",
+                advice="use an adapter of linear layers only",
             )
         if layer._forward_hooks or layer._forward_pre_hooks:
             raise UnsupportedFeatureError(
-                feature=f"a LoRA adapter of {module}, which is spread over ranks,",
+                feature=f"a LoRA adapter of {module}, which is split over ranks,",
                 where="dlinfer's AdapterManager",
-                advice="serve adapters with world_size 1",
+                advice="set world_size = 1",
             )
         rank = own.a.shape[0]
         if rank > self.max_lora_rank:
-            advice = "set max_lora_rank in the model_config"
-            detail = f"{module} has rank {rank}, the largest is {self.max_lora_rank}"
+            advice = "raise max_lora_rank in the model_config"
+            detail = f"{module} has rank {rank}, above max_lora_rank = {self.max_lora_rank}"
             raise AdapterError(name=name, detail=detail, advice=advice)
         if own.a.shape[1] != layer.in_features or own.b.shape[0] != layer.out_features:
             shapes = f"{tuple(own.a.shape)} and {tuple(own.b.shape)}"
-            needed = f"{layer.in_features} in and {layer.out_features} out"
-            detail = f"{module} has A and B of {shapes}, the layer {needed}"
-            raise AdapterError(name=name, detail=detail, advice="load an adapter of this model")
+            needed = f"{layer.in_features} inputs and {layer.out_features} outputs"
+            detail = f"{module} has A and B of sizes {shapes}, but in the model it has {needed}"
+            raise AdapterError(
+                name=name, detail=detail, advice="load an adapter that was trained for this model"
+            )
 
     def _layer(self, module: str) -> LoraLinear:
         if module not in self._layers:

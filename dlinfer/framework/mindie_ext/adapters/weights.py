@@ -45,24 +45,28 @@ def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
     for key, plain in _PLAIN.items():
         if config.get(key, plain[0]) not in plain:
             raise _fault(
-                name, f"{key} = {config[key]!r} is not served", "save it as plain LoRA of linear layers"
+                name, f"{key} = {config[key]!r} is not supported", "use a plain LoRA adapter of linear layers"
             )
     sides: dict[str, dict[str, Tensor]] = {}
     for key, tensor in _read_tensors(name, folder).items():
         match = _NAME.match(key)
         if match is None:
-            raise _fault(name, f"the tensor {key!r} is no LoRA of a linear layer", "save it as plain LoRA")
+            raise _fault(
+                name, f"the tensor {key!r} is not a LoRA weight of a linear layer", "use a plain LoRA adapter"
+            )
         sides.setdefault(match["module"], {})[match["side"]] = tensor
     if not sides:
         raise _fault(name, "it has no tensors", "save it with PEFT's save_pretrained")
     weights: dict[str, LoraWeights] = {}
     for module, both in sides.items():
         if both.keys() != {"A", "B"}:
-            raise _fault(name, f"{module} has only one of lora_A and lora_B", "save it anew")
+            raise _fault(name, f"{module} has only one of lora_A and lora_B", "save it again")
         a, b = both["A"], both["B"]
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-            raise _fault(name, f"{module} has A and B of {shapes}, which do not fit", "save it anew")
+            raise _fault(
+                name, f"{module} has A and B of sizes {shapes}, which do not fit together", "save it again"
+            )
         weights[module] = LoraWeights(a, b, _scaling(config, module, a.shape[0]))
     return weights
 
@@ -87,7 +91,7 @@ def _read_config(name: str, folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise _fault(name, f"{file} is not JSON: {error}", advice) from error
     if not isinstance(config, dict):
-        raise _fault(name, f"{file} is no JSON object", advice)
+        raise _fault(name, f"{file} is not a JSON object", advice)
     return config
 
 

@@ -124,9 +124,7 @@ def slots_of(tables: np.ndarray, positions: np.ndarray, counts: np.ndarray, bloc
     rows = np.repeat(np.arange(len(counts)), counts)
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     if len(np.unique(slots)) != len(slots):
-        _refuse(
-            "block_tables", "blocks of its own for each sequence's new tokens", "a slot that two tokens share"
-        )
+        _refuse("block_tables", "a separate slot for each new token", "two tokens in one slot")
     return slots
 
 
@@ -145,7 +143,7 @@ def _piece(metadata: InputMetadata, index: int) -> tuple[int, int]:
     else:
         return _refuse("batch_seq_len", "the length of each prompt", None)
     if not 0 <= start < end:
-        _refuse("input_ids", "at least one token of each request", f"tokens {start} to {end}")
+        _refuse("input_ids", "at least one token for each request", f"tokens {start} to {end}")
     return start, end
 
 
@@ -165,8 +163,8 @@ def _prefilled(
         return new_state(metadata, index, new, ignore_eos)
     state = store.get(sequence_id)
     if state is None or state.prompt_length is not None or state.kv_length != start:
-        known = "an unknown one" if state is None else f"{state.kv_length} computed tokens"
-        _refuse("split_start_position", f"where the computed part of sequence {sequence_id} ends", known)
+        known = "an unknown sequence" if state is None else f"{state.kv_length} computed tokens"
+        _refuse("split_start_position", f"the number of computed tokens of sequence {sequence_id}", known)
     assert state is not None
     state.tokens = state.tokens[:start] + new
     return state
@@ -175,7 +173,7 @@ def _prefilled(
 def _decoded(store: SequenceStore, sequence_id: int) -> SequenceState:
     state = store.get(sequence_id)
     if state is None or state.prompt_length is None:
-        known = "one that was not prefilled" if state is None else "one whose prompt is not yet computed"
+        known = "an unknown one" if state is None else "one with an incomplete prefill"
         _refuse("batch_sequence_ids", f"a prefilled sequence ({sequence_id})", known)
     assert state is not None
     return state

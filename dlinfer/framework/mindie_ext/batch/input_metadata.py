@@ -63,7 +63,7 @@ class InputMetadata:
             if len(ids) != 1:
                 _refuse(f"{len(ids)} sequences in a request")
         if any(len(ids) for ids in self.reserved_sequence_ids):
-            _refuse("reserved sequences, which belong to several sequences in a request")
+            _refuse("reserved_sequence_ids, which belong to several sequences in a request,")
         if self.batch_best_of is not None and any((best_of or 1) > 1 for best_of in self.batch_best_of):
             _refuse("best_of > 1")
         if self.batch_use_beam_search is not None and any(
@@ -76,14 +76,17 @@ class InputMetadata:
             _refuse("a prefix cache (computed_blocks)")
         if not self.batch_sequence_ids:
             raise GeneratorCallError(
-                call="InputMetadata", argument="batch_sequence_ids", expected="a request", given="none"
+                call="InputMetadata",
+                argument="batch_sequence_ids",
+                expected="at least one request",
+                given="none",
             )
         self.all_sequence_ids = np.concatenate(self.batch_sequence_ids).astype(np.int64)
         if len(set(self.all_sequence_ids.tolist())) != len(self.all_sequence_ids):
             raise GeneratorCallError(
                 call="InputMetadata",
                 argument="batch_sequence_ids",
-                expected="different sequences",
+                expected="different sequence ids",
                 given=self.all_sequence_ids.tolist(),
             )
 
@@ -186,5 +189,7 @@ def _records(requests: Several[Request]) -> np.ndarray | None:
 
 def _refuse(feature: str) -> None:
     raise UnsupportedFeatureError(
-        feature=feature, where="dlinfer's GeneratorTorch", advice="send each sequence as a request of its own"
+        feature=feature,
+        where="dlinfer's GeneratorTorch",
+        advice="leave it out; send several sequences as separate requests",
     )

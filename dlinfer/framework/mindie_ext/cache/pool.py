@@ -39,12 +39,12 @@ class CachePool:
         blocks = settings.num_npu_blocks
         if blocks < 1 or blocks * settings.cache_block_bytes > memory.available:
             raise MemoryPlanError(
-                asked=f"npu_mem = {settings.npu_mem / GB:.3g} GB was",
+                asked=f"npu_mem = {settings.npu_mem / GB:.3g} GB",
                 blocks=blocks,
                 block_bytes=f"{settings.cache_block_bytes} bytes",
-                available=f"{memory.available / GB:.3g} GB is",
+                available=f"{memory.available / GB:.3g} GB",
                 limit=memory.source,
-                advice="set npu_mem so that at least one block fits, and no more than is there",
+                advice="set npu_mem to at least one block, and at most the available memory",
             )
         self.npu_cache = self._allocate(blocks, self.device)
 
@@ -55,12 +55,12 @@ class CachePool:
         needed = settings.num_cpu_blocks * settings.cache_block_bytes
         if needed > host.available:
             raise MemoryPlanError(
-                asked=f"cpu_mem = {settings.cpu_mem / GB:.3g} GB was",
+                asked=f"cpu_mem = {settings.cpu_mem / GB:.3g} GB",
                 blocks=settings.num_cpu_blocks,
                 block_bytes=f"{settings.cache_block_bytes} bytes",
-                available=f"{host.available / GB:.3g} GB is",
+                available=f"{host.available / GB:.3g} GB",
                 limit=host.source,
-                advice="set cpu_mem to less",
+                advice="set a smaller cpu_mem",
             )
         self.cpu_cache = self._allocate(settings.num_cpu_blocks, torch.device("cpu"))
 
@@ -108,7 +108,7 @@ class CachePool:
         for _, moves in itertools.groupby(rows, key=lambda move: move[0]):
             written = [target for _, _, target in moves]
             if len(set(written)) != len(written):
-                raise SwapError(decisions=shown, detail="a block would be written twice")
+                raise SwapError(decisions=shown, detail="it writes a block twice")
         return rows
 
     def _allocate(self, blocks: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:

@@ -46,11 +46,11 @@ class KVCacheSettings:
         needed = self.layout.block_size
         if needed is not None and self.block_size != needed:
             raise MemoryPlanError(
-                asked=f"blocks of {self.block_size} slots were",
-                blocks="no",
+                asked=f"block_size = {self.block_size}",
+                blocks="KV",
                 block_bytes=f"{self.cache_block_bytes} bytes",
-                available=f"only blocks of {needed} slots are",
-                limit=f"what the vendor of {info.device.type} takes",
+                available=f"only blocks of {needed} slots",
+                limit=f"the layout of {info.device.type}'s vendor",
                 advice=f"set block_size to {needed}",
             )
         self.num_npu_blocks = self.npu_mem // self.cache_block_bytes

@@ -29,7 +29,7 @@ def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
         ("model_config", "keys that are text", key) for key in model_config if not isinstance(key, str)
     ]
     if config.get("backend_type") == "ms":
-        advice = "'atb': 'ms' is MindIE's MindSpore backend, which is not served"
+        advice = "'atb' ('ms' is MindIE's MindSpore backend, which is not supported)"
         faults.append(("backend_type", advice, "ms"))
         config["backend_type"] = "atb"
     faults += refused(config)

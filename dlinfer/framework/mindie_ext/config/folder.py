@@ -16,14 +16,18 @@ def fault_of_model(path: str, trust_remote_code: bool) -> tuple[str, str, Any] |
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
-        return "model_id", "a config.json that is JSON", f"{config}: {error}"
+        return "model_id", "valid JSON in config.json", f"{config}: {error}"
     if not isinstance(content, dict) or not content.get("model_type"):
         return "model_id", "a config.json that names a model_type", str(config)
     if not any(folder.glob("*.safetensors")):
-        older = "; *.bin weights are to be converted to safetensors" if any(folder.glob("*.bin")) else ""
+        older = " (convert *.bin weights to safetensors)" if any(folder.glob("*.bin")) else ""
         return "model_id", f"a folder with *.safetensors{older}", path
     if content.get("auto_map") and not trust_remote_code and not _is_known(content["model_type"]):
-        return "trust_remote_code", f"true for {content['model_type']!r}, whose code is in its folder", False
+        return (
+            "trust_remote_code",
+            f"true for {content['model_type']!r}, a model with code in its folder",
+            False,
+        )
     return None
 
 
@@ -37,7 +41,7 @@ def fault_of_tokenizer(path: str) -> tuple[str, str, Any] | None:
         and not any(folder.glob("*.model"))
         and not any(folder.glob("vocab*"))
     ):
-        return "tokenizer_path", "a folder with a tokenizer's files", path
+        return "tokenizer_path", "a folder with tokenizer files", path
     return None
 
 

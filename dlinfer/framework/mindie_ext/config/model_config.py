@@ -60,21 +60,25 @@ class ModelConfig(BaseModel):
         Literal["atb", "torch"], Field(description="'atb' and 'torch' are this class; 'ms' is refused")
     ]
     world_size: Annotated[Whole, Field(ge=1, le=1048576, description="tensor parallel processes")]
-    rank: Annotated[Whole, Field(ge=0, description="of this process; below world_size")]
-    npu_device_id: Annotated[Whole, Field(ge=0, description="below the number of visible devices")]
-    local_rank: Annotated[Whole, Field(ge=0, description="of this process on its machine; below world_size")]
-    num_threads: Annotated[Positive, Field(le=1024, description="threads of post-processing")] = 8
+    rank: Annotated[Whole, Field(ge=0, description="rank of this process, below world_size")]
+    npu_device_id: Annotated[
+        Whole, Field(ge=0, description="index of the device, below the number of visible devices")
+    ]
+    local_rank: Annotated[
+        Whole, Field(ge=0, description="rank of this process on its machine, below world_size")
+    ]
+    num_threads: Annotated[Positive, Field(le=1024, description="threads for post-processing")] = 8
     trust_remote_code: Annotated[
-        Flag, Field(description="run Python code from the weights' folder; the user vouches for it")
+        Flag, Field(description="whether to run Python code in the weights' folder, which you have to trust")
     ] = False
 
     # Keys that MindIE's documentation calls optional.
     model_name: Annotated[
-        Name | None, Field(description="letters, digits, - . _ ; neither first nor last")
+        Name | None, Field(description="letters, digits and -._ with a letter or digit at both ends")
     ] = None
-    inference_mode: Annotated[Any, Field(description="of MindIE's plugins; kept")] = None
+    inference_mode: Annotated[Any, Field(description="no effect: for MindIE's plugins")] = None
     max_position_embeddings: Annotated[
-        Positive | None, Field(description="the longest sequence, in place of the checkpoint's")
+        Positive | None, Field(description="the longest sequence; replaces the checkpoint's value")
     ] = None
     load_tokenizer: Annotated[Flag, Field(description="whether to load a tokenizer")] = True
     tokenizer_path: Annotated[str | None, Field(description="folder of the tokenizer; None is model_id")] = (
@@ -94,24 +98,26 @@ class ModelConfig(BaseModel):
     )
     max_seq_len: Annotated[Positive, Field(description="tokens of a prompt and its answer")] = 2560
     max_batch_size: Annotated[Whole, Field(ge=0, description="sequences of a step; 0 is no limit")] = 0
-    max_prefill_batch_size: Annotated[Whole, Field(ge=0, description="kept; max_batch_size holds")] = 0
+    max_prefill_batch_size: Annotated[Whole, Field(ge=0, description="no effect; max_batch_size applies")] = 0
 
     # End tokens, and defaults of sampling parameters.
-    ignore_eos: Annotated[Flag, Field(description="whether requests go on after an end by default")] = False
-    bos_token_id: Annotated[Whole | None, Field(ge=0, description="kept")] = None
+    ignore_eos: Annotated[Flag, Field(description="whether requests go on after an end token by default")] = (
+        False
+    )
+    bos_token_id: Annotated[Whole | None, Field(ge=0, description="no effect")] = None
     eos_token_id: Annotated[
         Whole | list[Whole] | None,
         BeforeValidator(_ends),
-        Field(description="tokens that end a text, in place of the checkpoint's"),
+        Field(description="tokens that end a text; replaces the checkpoint's"),
     ] = None
-    pad_token_id: Annotated[Whole | None, Field(ge=-1, description="kept")] = None
-    repetition_penalty: Annotated[Real | None, Field(gt=0, description="default of requests")] = None
-    frequency_penalty: Annotated[Real | None, Field(description="default of requests")] = None
-    presence_penalty: Annotated[Real | None, Field(description="default of requests")] = None
-    temperature: Annotated[Real | None, Field(ge=0, description="default of requests; 0 is greedy")] = None
-    top_k: Annotated[Whole | None, Field(ge=0, description="default of requests; 0 is off")] = None
-    top_p: Annotated[Real | None, Field(ge=0, le=1, description="default of requests; 1 is off")] = None
-    do_sample: Annotated[Flag | None, Field(description="default of requests")] = None
+    pad_token_id: Annotated[Whole | None, Field(ge=-1, description="no effect")] = None
+    repetition_penalty: Annotated[Real | None, Field(gt=0, description="default for requests")] = None
+    frequency_penalty: Annotated[Real | None, Field(description="default for requests")] = None
+    presence_penalty: Annotated[Real | None, Field(description="default for requests")] = None
+    temperature: Annotated[Real | None, Field(ge=0, description="default for requests; 0 is greedy")] = None
+    top_k: Annotated[Whole | None, Field(ge=0, description="default for requests; 0 is off")] = None
+    top_p: Annotated[Real | None, Field(ge=0, le=1, description="default for requests; 1 is off")] = None
+    do_sample: Annotated[Flag | None, Field(description="default for requests")] = None
 
     # Adapters.
     max_loras: Annotated[Whole, Field(ge=0, description="LoRA adapters at a time; 0 is none")] = 0

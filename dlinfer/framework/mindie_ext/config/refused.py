@@ -42,4 +42,4 @@ def refused(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for key, (feature, asks_nothing) in REFUSED.items():
         value = config.get(key)
         if value is not None and not asks_nothing(value):
-            yield key, f"to be left out: {feature} is not served", value
+            yield key, f"no value ({feature}: not supported)", value

@@ -37,21 +37,24 @@ def check_forward(
         _integers(name, getattr(forward, name), 1)
     _integers("block_tables", forward.block_tables, 2)
     _require(tokens > 0, "input_ids", "at least one token", tokens)
-    _require(len(forward.slots) == tokens, "slots", f"{tokens}, one for each token", len(forward.slots))
+    _require(len(forward.slots) == tokens, "slots", f"{tokens} slots, one for each token", len(forward.slots))
     tables = tuple(forward.block_tables.shape)
     _require(tables[0] == sequences, "block_tables", f"[{sequences}, blocks]", tables)
     counts = forward.q_lens
     if counts is None:
         counts = forward.input_lengths if is_prefill else torch.ones_like(forward.input_lengths)
-    _require(len(counts) == sequences, "q_lens", f"{sequences}, one for each sequence", len(counts))
+    _require(len(counts) == sequences, "q_lens", f"{sequences} lengths, one for each sequence", len(counts))
     total = int(counts.sum())
-    _require(total == tokens, "input_lengths", f"lengths of {tokens} tokens in all", total)
-    _require(bool((counts >= 1).all()), "q_lens", "at least one token of each sequence", counts.tolist())
+    _require(total == tokens, "input_lengths", f"lengths that add up to {tokens} tokens", total)
+    _require(bool((counts >= 1).all()), "q_lens", "at least one token for each sequence", counts.tolist())
     _require(
-        is_prefill or total == sequences, "is_prefill", "true for more tokens than sequences", is_prefill
+        is_prefill or total == sequences,
+        "is_prefill",
+        "true, because there are more tokens than sequences",
+        is_prefill,
     )
     longer = bool((counts <= forward.input_lengths).all())
-    _require(longer, "input_lengths", "no shorter than the new tokens", forward.input_lengths.tolist())
+    _require(longer, "input_lengths", "at least the number of new tokens", forward.input_lengths.tolist())
     ids = forward.input_ids
     inside = int(ids.min()) >= 0 and int(ids.max()) < vocab_size
     _require(inside, "input_ids", f"ids from 0 to {vocab_size - 1}", f"{int(ids.min())} to {int(ids.max())}")
@@ -63,7 +66,9 @@ def check_forward(
             counts
         )
         positions = starts.repeat_interleave(counts) + offsets
-    _require(len(positions) == tokens, "position_ids", f"{tokens}, one for each token", len(positions))
+    _require(
+        len(positions) == tokens, "position_ids", f"{tokens} positions, one for each token", len(positions)
+    )
     _require(int(positions.min()) >= 0, "position_ids", "no negative positions", int(positions.min()))
     rows = forward.rows
     if rows is None or not is_prefill:
@@ -103,7 +108,7 @@ def _integers(name: str, tensor: Tensor | None, rank: int) -> None:
     actual = f"{tensor.dtype} {tuple(tensor.shape)}"
     whole = tensor.dtype in (torch.int32, torch.int64)
     name = "lm_head_indices" if name == "rows" else name
-    _require(whole and tensor.dim() == rank, name, f"int32 or int64 of {rank} dimension(s)", actual)
+    _require(whole and tensor.dim() == rank, name, f"int32 or int64 with {rank} dimension(s)", actual)
 
 
 def _require(holds: bool, argument: str, expected: str, actual: object) -> None:

@@ -38,7 +38,7 @@ def model_info(config: Any, device: torch.device, dtype: torch.dtype, world_size
         raise UnsupportedFeatureError(
             feature=f"{text.model_type} ({', '.join(others) or 'an encoder and a decoder'})",
             where="dlinfer's GeneratorTorch",
-            advice="serve a decoder with attention in every layer",
+            advice="use a decoder with attention in every layer",
         )
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads

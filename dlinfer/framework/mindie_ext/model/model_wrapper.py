@@ -95,7 +95,7 @@ class ModelWrapper:
                 feature="build_inputs without "
                 + ("a chat template" if self.tokenizer is not None else "a tokenizer"),
                 where="dlinfer's GeneratorTorch",
-                advice="set load_tokenizer, and give the tokenizer a chat template",
+                advice="set load_tokenizer, and use a tokenizer with a chat template",
             )
         arguments: dict[str, Any] = {
             "add_generation_prompt": True,
@@ -125,7 +125,7 @@ class ModelWrapper:
             raise GeneratorCallError(
                 call="forward_tensor",
                 argument=min(kwargs),
-                expected="q_lens and adapter_ids as further arguments only",
+                expected="no further arguments except q_lens and adapter_ids",
                 given=sorted(kwargs),
             )
         forward = Forward(

@@ -58,20 +58,27 @@ def join(rank: int, world_size: int, device_type: str, timeout: float = TIMEOUT)
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
-            there = f"torch.distributed runs as rank {dist.get_rank()} of {dist.get_world_size()}"
-            raise RankError(rank=rank, world_size=world_size, detail=there, advice="use the same numbers")
+            there = f"torch.distributed already runs as rank {dist.get_rank()} of {dist.get_world_size()}"
+            raise RankError(
+                rank=rank,
+                world_size=world_size,
+                detail=there,
+                advice="use the same rank and world_size for both",
+            )
         return Group(rank, world_size, own=False)
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
-        advice = "start the processes with torchrun, or set the address and a free port of rank 0"
+        advice = (
+            "start the ranks with torchrun, or set both variables to the address and a free port of rank 0"
+        )
         raise RankError(rank=rank, world_size=world_size, detail=f"{missing[0]} is not set", advice=advice)
     port = os.environ["MASTER_PORT"]
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise RankError(
             rank=rank,
             world_size=world_size,
-            detail=f"MASTER_PORT={port!r} is no port",
-            advice="use 1 to 65535",
+            detail=f"MASTER_PORT={port!r} is not a port",
+            advice="set it to a number from 1 to 65535",
         )
     backend = discovery.device(device_type).communicator
     waited = timedelta(seconds=timeout)

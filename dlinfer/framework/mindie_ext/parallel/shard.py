@@ -40,9 +40,9 @@ def refuse_unspread(config: Any, world_size: int) -> None:
     text = config.get_text_config(decoder=True)
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedFeatureError(
-            feature=f"world_size = {world_size} of {text.model_type}, a model type without a plan in transformers,",
+            feature=f"world_size = {world_size} with {text.model_type}, a model type without a tensor parallel plan,",
             where="dlinfer's GeneratorTorch",
-            advice="serve it with world_size 1",
+            advice="set world_size = 1",
         )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         count = getattr(text, key, None)
@@ -50,5 +50,5 @@ def refuse_unspread(config: Any, world_size: int) -> None:
             raise UnsupportedFeatureError(
                 feature=f"world_size = {world_size} with {key} = {count}",
                 where="dlinfer's GeneratorTorch",
-                advice="use a world_size that divides it",
+                advice=f"set a world_size that divides {count}",
             )

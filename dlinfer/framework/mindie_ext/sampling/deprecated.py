@@ -35,7 +35,7 @@ class SamplingData:
         if not arrays or len({len(array) for array in arrays}) != 1:
             raise SamplingError(
                 parameter="SamplingData",
-                expected="arrays of the same sequences",
+                expected="arrays of equal length",
                 given=[len(array) for array in arrays],
             )
         return cls(all_input_ids, output_ids, is_prefill, request_ids)

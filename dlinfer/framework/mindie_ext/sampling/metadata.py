@@ -78,7 +78,9 @@ class SamplingMetadata:
         if not isinstance(is_prefill, bool):
             raise SamplingError(parameter="is_prefill", expected="a bool", given=repr(is_prefill))
         if not batch_sequence_ids:
-            raise SamplingError(parameter="batch_sequence_ids", expected="a sequence", given="none")
+            raise SamplingError(
+                parameter="batch_sequence_ids", expected="at least one sequence", given="none"
+            )
         ids = np.concatenate(batch_sequence_ids) if all_sequence_ids is None else np.asarray(all_sequence_ids)
         count = len(ids)
         for name, values in (("use_beam_search", use_beam_search), ("best_of", best_of), ("n", n)):
@@ -88,7 +90,7 @@ class SamplingMetadata:
                 raise UnsupportedFeatureError(
                     feature=f"{name} of several sequences",
                     where="dlinfer's sampler",
-                    advice="send each sequence as a request of its own",
+                    advice="send each sequence as a separate request",
                 )
         draws = checked("do_sample", do_sample, count)
         draws = np.zeros(count, dtype=bool) if draws is None else draws.astype(bool)

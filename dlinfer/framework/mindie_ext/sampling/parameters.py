@@ -54,7 +54,9 @@ def checked(name: str, values: np.ndarray | None, count: int) -> np.ndarray | No
         actual = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise SamplingError(parameter=name, expected=f"a numpy array [{count}] of numbers", given=actual)
     if len(values) != count:
-        raise SamplingError(parameter=name, expected=f"{count} values, one a sequence", given=len(values))
+        raise SamplingError(
+            parameter=name, expected=f"{count} values, one for each sequence", given=len(values)
+        )
     if name in _RULES:
         expected, holds = _RULES[name]
         right = holds(values) & (np.isfinite(values) if values.dtype.kind == "f" else True)

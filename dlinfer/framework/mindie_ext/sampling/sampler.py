@@ -124,7 +124,7 @@ class Sampler:
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0, 0])
             whose: Any = row if metadata is None else int(metadata.all_sequence_ids[row])
-            expected = "numbers, at least one above -inf (and none inf where a token is drawn)"
+            expected = "numbers, at least one above -inf (and no inf if a token is drawn)"
             raise SamplingError(
                 parameter=f"logits of sequence {whose}", expected=expected, given=float(highest[row])
             )

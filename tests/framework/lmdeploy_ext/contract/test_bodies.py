@@ -51,5 +51,5 @@ def test_each_is_told_of_by_name_with_the_next_step(caplog, monkeypatch):
     monkeypatch.setattr(activation, "_changed", lambda: [(patch, "0.18.0")])
     with caplog.at_level(logging.WARNING, "dlinfer"):
         activation._tell_of_changed_bodies()
-    assert f"the body of {TARGET} is not the one reviewed in 0.18.0" in caplog.text
+    assert f"the body of {TARGET} differs from the one reviewed in 0.18.0" in caplog.text
     assert "run `dlinfer contract`" in caplog.text

@@ -311,7 +311,7 @@ def test_a_record_is_what_is_compared_with(source, tmp_path):
 
 
 def test_a_folder_without_source_is_refused(tmp_path, capsys):
-    with pytest.raises(FrameworkSourceError, match="holds no package 'lmdeploy'"):
+    with pytest.raises(FrameworkSourceError, match="does not contain the package 'lmdeploy'"):
         Tree(tmp_path)
     assert main(["contract", "--source", str(tmp_path)]) == 2
     assert "Next step" in capsys.readouterr().err

@@ -173,7 +173,7 @@ def refused_while_loading(
 
 def test_an_order_of_inputs_is_refused_as_it_is_read(tmp_path):
     tensors, _ = gptq("q_proj", 64, 8, 32, g_idx=torch.arange(64).int() // 32 ^ 1)
-    refused_while_loading(tmp_path, GPTQ, tensors, "gptq with desc_act: the inputs of q_proj")
+    refused_while_loading(tmp_path, GPTQ, tensors, "gptq with desc_act, which groups the inputs of q_proj")
     tensors, _ = packed("q_proj", 64, 8, 32)
     order = {"q_proj.weight_g_idx": torch.randperm(64).int() // 32}
     refused_while_loading(tmp_path, PACKED, tensors | order, "the inputs of q_proj")
@@ -190,7 +190,7 @@ def test_numbers_that_the_target_cannot_hold_are_refused(tmp_path):
     tensors, _ = gptq("q_proj", 64, 8, 32, qzeros=words(torch.full((2, 8), 15), 1))
     refused_while_loading(tmp_path, GPTQ, tensors, "a zero point of q_proj")
     tensors, _ = gptq("q_proj", 64, 8, 32, scales=torch.full((2, 8), 1e6))
-    refused_while_loading(tmp_path, GPTQ, tensors, "scales of q_proj beyond float16")
+    refused_while_loading(tmp_path, GPTQ, tensors, "scales of q_proj beyond the range of float16")
     tensors, _ = gptq("q_proj", 64, 8, 32, scales=torch.ones(3, 8))
     refused_while_loading(tmp_path, GPTQ, tensors, "3 groups of 32 inputs in q_proj, which has 64")
     tensors, _ = gptq("other", 64, 8, 32)
@@ -231,7 +231,7 @@ def test_zero_points_of_8_bits_are_left_out_where_they_are_0(tmp_path):
     for config, part in ((compressed("int-quantized", INT8, INT8_INPUTS), "weight"), (fixed, "input")):
         name = f"q_proj.{part}_zero_point"
         assert load(tmp_path, config, [{name: zero}], Model(q_proj=Layer(64))) == {}
-        refused_while_loading(tmp_path, config, {name: zero + 1}, f"with zero points, {name}")
+        refused_while_loading(tmp_path, config, {name: zero + 1}, f"with zero points in {name}")
 
 
 def test_fixed_scales_of_inputs_that_layers_share(tmp_path):
@@ -242,7 +242,7 @@ def test_fixed_scales_of_inputs_that_layers_share(tmp_path):
     assert load(tmp_path, config, [dict(zip(names, given, strict=True))], model).keys() == set(names)
     given[1] = torch.tensor([0.25])
     with pytest.raises(
-        UnsupportedFeatureError, match=r"input that [qk]_proj.input_scale and its neighbours share"
+        UnsupportedFeatureError, match=r"input that [qk]_proj.input_scale and the layers joined with it share"
     ):
         load(tmp_path, config, [dict(zip(names, given, strict=True))], model)
 
@@ -316,7 +316,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (served(GPTQ | {"desc_act": True}), "gptq with desc_act"),
     (served(GPTQ | {"checkpoint_format": "marlin"}), "gptq in the layout 'marlin'"),
     (served(GPTQ | {"is_marlin_format": True}), "gptq in the layout 'marlin'"),
-    (served(GPTQ | {"pack_dtype": "int16"}), "gptq in words of int16"),
+    (served(GPTQ | {"pack_dtype": "int16"}), "gptq packed in int16"),
     (served(GPTQ | {"lm_head": True}), "gptq with lm_head"),
     (served(GPTQ | {"dynamic": {"-:.*down.*": {}}}), "dynamic"),
     (served(GPTQ | {"modules_in_block_to_quantize": ["self_attn.q_proj"]}), "not packed .down_proj"),
@@ -325,8 +325,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (served(GPTQ, num_experts=4), "gptq with experts"),
     (served(GPTQ, kv_lora_rank=4), "gptq with latent attention"),
     (served(GPTQ, vision_config={"depth": 1}), "vision-language"),
-    (served(GPTQ, intermediate_size=100), "intermediate_size = 100 is no multiple of 8"),
-    (served(GPTQ | {"group_size": 20}), "in groups of 20 inputs, whose sizes have no group"),
+    (served(GPTQ, intermediate_size=100), "intermediate_size = 100 is not a multiple of 8"),
+    (served(GPTQ | {"group_size": 20}), "in groups of 20 inputs, which do not fit its sizes"),
     (served(GPTQ, num_key_value_heads=1, head_dim=20, num_attention_heads=2), "head_dim = 20"),
     (served(compressed("nvfp4-pack-quantized", INT4)), "nvfp4-pack-quantized"),
     (served(compressed("pack-quantized", INT4 | {"num_bits": 8})), "num_bits=8"),
@@ -337,7 +337,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (served(PACKED | {"kv_cache_scheme": {"num_bits": 8}}), "quantised KV cache"),
     (served(PACKED | {"transform_config": {"config_groups": {"u": {}}}}), "transforms"),
     (served(PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}), "sparse-24-bitmask"),
-    (served(PACKED | {"config_groups": {}}), "in 0 ways"),
+    (served(PACKED | {"config_groups": {}}), "with 0 config_groups"),
     (served(PACKED | {"ignore": []}), "with lm_head quantised"),
     (served(PACKED | {"ignore": ["lm_head", "model.layers.1.mlp.down_proj"]}), "layers.1.mlp.down_proj"),
     (served(PACKED | {"ignore": ["re:.*lm_head", "re:.*layers.1.mlp.*"]}), "layers.1.mlp.gate_proj"),
@@ -346,7 +346,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (served(compressed("int-quantized", INT8, INT8_INPUTS | {"symmetric": False})), "symmetric=False"),
     (
         served(compressed("int-quantized", INT8, INT8_INPUTS), "Gemma2ForCausalLM"),
-        "int-quantized; served are",
+        "int-quantized; supported are",
     ),
     (served(compressed("float-quantized", FP8 | {"strategy": "tensor"}, FP8_INPUTS)), "strategy=tensor"),
     (served(compressed("float-quantized", FP8)), "with inputs none"),

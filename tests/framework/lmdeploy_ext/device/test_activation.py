@@ -39,6 +39,6 @@ def test_a_misspelt_setting_is_told_of_once_and_not_by_processes_of_the_engine(t
         check=True,
         env={**os.environ, **more},
     )
-    said = "DLINFER_CPU_WEIGTHS is no setting of dlinfer (did you mean DLINFER_CPU_WEIGHTS?): it changes nothing."
+    said = "DLINFER_CPU_WEIGTHS is not a setting of dlinfer (did you mean DLINFER_CPU_WEIGHTS?), so it has no effect."
     assert done.stderr.count(said) == 1, done.stderr
-    assert done.stderr.count("is no setting") == 1, done.stderr
+    assert done.stderr.count("is not a setting") == 1, done.stderr

@@ -68,7 +68,7 @@ def test_a_broken_tokenizer_is_told_in_a_sentence(tmp_path, capsys):
 
 @pytest.mark.parametrize("tokens", [-5, 0, 1])
 def test_a_text_of_less_than_two_tokens_is_refused(tokens, tmp_path):
-    with pytest.raises(LossError, match=rf"tokens is {tokens}.*give 2 or more with --tokens"):
+    with pytest.raises(LossError, match=rf"tokens is {tokens}.*use --tokens 2 or more"):
         loss.measure(tmp_path, "w8a8", tokens=tokens)
 
 

@@ -178,7 +178,7 @@ def test_a_file_that_lacks_a_tensor_is_a_fault(tmp_path):
     ):
         pass
     with (
-        pytest.raises(AssertionError, match="was planned"),
+        pytest.raises(AssertionError, match="instead of the planned"),
         writer.ShardWriter(tmp_path / "file", {"a": ("F32", (1,))}) as out,
     ):
         out.write("a", torch.zeros(2))

@@ -43,18 +43,30 @@ UP = "model__layers__1__mlp__up_proj__weight"
 DOWN = "model__layers__0__mlp__down_proj__weight"
 
 WEIGHTS: dict[str, tuple[str, dict[str, Tensor | None], str]] = {
-    "no weight": ("w8a8", {UP: None}, "it has no model.layers.1.mlp.up_proj.weight"),
-    "int8 already": ("w8a8", {UP: torch.zeros(384, 256, dtype=torch.int8)}, "already: .* dtype I8"),
-    "fp8 already": ("fp8", {UP: torch.zeros(384, 256).to(torch.float8_e4m3fn)}, "already: .* F8_E4M3"),
+    "no weight": ("w8a8", {UP: None}, "it lacks model.layers.1.mlp.up_proj.weight"),
+    "int8 already": ("w8a8", {UP: torch.zeros(384, 256, dtype=torch.int8)}, "already quantised: .* dtype I8"),
+    "fp8 already": (
+        "fp8",
+        {UP: torch.zeros(384, 256).to(torch.float8_e4m3fn)},
+        "already quantised: .* F8_E4M3",
+    ),
     "scale": ("w8a8", {UP.removesuffix("weight") + "scale": torch.ones(384, 1)}, "up_proj.scale beside"),
-    "vector": ("w8a8", {UP: torch.zeros(384)}, r"the shape \[384\]"),
-    "empty": ("w8a8", {UP: torch.zeros(0, 256)}, r"the shape \[0, 256\]"),
-    "group": ("awq-int4", {DOWN: torch.zeros(256, 320)}, "320 inputs are no multiple of the group size 128"),
-    "word": ("awq-int4", {UP: torch.zeros(383, 256)}, "383 outputs are no multiple of the 8"),
-    "rows of a block": ("fp8", {UP: torch.zeros(320, 256)}, "320 outputs are no multiple of the block's 128"),
-    "columns of a block": ("fp8", {DOWN: torch.zeros(256, 320)}, "320 inputs are no multiple"),
-    "NaN": ("fp8", {UP: torch.full((384, 256), float("nan"))}, "not finite"),
-    "infinity": ("awq-int4", {UP: torch.full((384, 256), float("inf"))}, "not finite"),
+    "vector": ("w8a8", {UP: torch.zeros(384)}, r"shape \[384\]"),
+    "empty": ("w8a8", {UP: torch.zeros(0, 256)}, r"shape \[0, 256\]"),
+    "group": (
+        "awq-int4",
+        {DOWN: torch.zeros(256, 320)},
+        "320 inputs are not a multiple of the group size 128",
+    ),
+    "word": ("awq-int4", {UP: torch.zeros(383, 256)}, "383 outputs are not a multiple of 8"),
+    "rows of a block": (
+        "fp8",
+        {UP: torch.zeros(320, 256)},
+        "320 outputs are not a multiple of the block size 128",
+    ),
+    "columns of a block": ("fp8", {DOWN: torch.zeros(256, 320)}, "320 inputs are not a multiple"),
+    "NaN": ("fp8", {UP: torch.full((384, 256), float("nan"))}, "infinity or NaN"),
+    "infinity": ("awq-int4", {UP: torch.full((384, 256), float("inf"))}, "infinity or NaN"),
     "beyond float16": ("awq-int4", {UP: torch.full((384, 256), 1e8)}, "too large for the format's scales"),
 }
 
@@ -81,10 +93,10 @@ CONFIGS = {
     "quantised": (
         {"quantization_config": {"quant_method": "gptq"}},
         QuantisationSourceError,
-        r"quantised already \(gptq\)",
+        r"already quantised \(gptq\)",
     ),
     "no layers": ({"num_hidden_layers": None}, ModelFolderError, "num_hidden_layers"),
-    "more layers": ({"num_hidden_layers": 3}, QuantisationSourceError, "no model.layers.2"),
+    "more layers": ({"num_hidden_layers": 3}, QuantisationSourceError, "lacks model.layers.2"),
     # What the adaptor refuses of the folder that would be written.
     "hidden size": ({"hidden_size": 200}, UnsupportedFeatureError, "hidden_size=200"),
 }
@@ -139,10 +151,10 @@ def test_damaged_folders(tmp_path, case):
 def test_a_folder_that_exists_is_not_touched(tmp_path):
     folders.write(tmp_path / "model")
     (tmp_path / "out").mkdir()
-    check_refused(tmp_path, "w8a8", QuantisationOutputError, "it exists")
+    check_refused(tmp_path, "w8a8", QuantisationOutputError, "it already exists")
     (tmp_path / "out").rmdir()
     (tmp_path / "out").symlink_to("nowhere")
-    check_refused(tmp_path, "w8a8", QuantisationOutputError, "it exists")
+    check_refused(tmp_path, "w8a8", QuantisationOutputError, "it already exists")
 
 
 def test_a_folder_that_appears_meanwhile_is_not_touched(tmp_path):
@@ -151,7 +163,7 @@ def test_a_folder_that_appears_meanwhile_is_not_touched(tmp_path):
     def appear(done: int, total: int, name: str) -> None:
         (tmp_path / "out").mkdir(exist_ok=True)
 
-    with pytest.raises(QuantisationOutputError, match="it exists"):
+    with pytest.raises(QuantisationOutputError, match="it already exists"):
         quantise(tmp_path / "model", tmp_path / "out", format_of("w8a8"), appear)
     assert list((tmp_path / "out").iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"model", "out"}
@@ -171,7 +183,7 @@ def test_no_room_on_the_disk(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(run.shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
     check_refused(
-        tmp_path, "w8a8", QuantisationOutputError, f"takes {needed} bytes, and {needed - 1} are free"
+        tmp_path, "w8a8", QuantisationOutputError, f"takes {needed} bytes, but only {needed - 1} are free"
     )
     monkeypatch.setattr(run.shutil, "disk_usage", lambda path: usage._replace(free=needed))
     quantise(tmp_path / "model", tmp_path / "out", format_of("w8a8"))
@@ -210,7 +222,7 @@ def test_an_index_names_no_file_elsewhere(tmp_path):
     (tmp_path / "model/model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     index = {"weight_map": dict.fromkeys(weights, "../elsewhere.safetensors")}
     (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
-    check_refused(tmp_path, "w8a8", QuantisationSourceError, "names a file '../elsewhere")
+    check_refused(tmp_path, "w8a8", QuantisationSourceError, "names '../elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -218,8 +230,8 @@ def test_an_index_names_no_file_elsewhere(tmp_path):
     [
         ("awq-int4", 100, "group size 100"),
         ("awq-int4", 0, "group size 0"),
-        ("fp8", 128, "a group size of fp8"),
-        ("w8a8", 32, "a group size of w8a8"),
+        ("fp8", 128, "a group size for fp8"),
+        ("w8a8", 32, "a group size for w8a8"),
         ("gptq", None, "the format 'gptq'"),
     ],
 )

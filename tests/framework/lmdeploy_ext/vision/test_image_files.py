@@ -62,7 +62,7 @@ def test_half_an_image_is_an_error(form: str, kept: float):
 
 
 def test_what_is_no_image():
-    with pytest.raises(ValueError, match="5 bytes of no image format"):
+    with pytest.raises(ValueError, match="5 bytes are not in a known image format"):
         ImageMediaIO().load_bytes(b"hello")
 
 

@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "sizes of another model": (
         {},
         {f"{_Q}.lora_A.weight": torch.zeros(4, 48), f"{_Q}.lora_B.weight": torch.zeros(64, 4)},
-        "64 in",
+        "64 inputs",
     ),
     "a rank too large": (
         {},
@@ -221,17 +221,17 @@ def test_files_that_are_missing_or_corrupt(lab: Lab, saved: dict[str, Path], tmp
 def test_names_and_places(lab: Lab, saved: dict[str, Path]) -> None:
     generator = serving(lab, max_loras=1)
     generator.load_lora("one", str(saved["narrow"]))
-    with pytest.raises(AdapterError, match="loaded already"):
+    with pytest.raises(AdapterError, match="already loaded"):
         generator.load_lora("one", str(saved["narrow"]))
-    with pytest.raises(AdapterError, match="places are taken"):
+    with pytest.raises(AdapterError, match="adapters are already loaded"):
         generator.load_lora("two", str(saved["wide"]))
-    with pytest.raises(AdapterError, match="not possible"):
+    with pytest.raises(AdapterError, match="not valid"):
         generator.load_lora("base", str(saved["wide"]))
     with pytest.raises(AdapterError, match="not loaded"):
         generator.unload_lora("two")
     with pytest.raises(AdapterError, match="not loaded"):
         tokens_of(generator, ["two", None, None, None])
-    with pytest.raises(AdapterError, match="one is expected"):
+    with pytest.raises(AdapterError, match="expected one adapter, given 2"):
         generator.adapter_manager.load_adapter({"a": "x", "b": "y"})
-    with pytest.raises(AdapterError, match="places are taken"):
+    with pytest.raises(AdapterError, match="adapters are already loaded"):
         serving(lab, max_loras=0, max_lora_rank=0).load_lora("one", str(saved["narrow"]))

@@ -182,7 +182,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "pickled weights": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
         "model_id",
-        "converted to safetensors",
+        "to safetensors",
     ),
     "code in the folder": (
         lambda f: (f / "config.json").write_text(

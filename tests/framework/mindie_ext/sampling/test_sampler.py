@@ -300,5 +300,5 @@ def test_the_deprecated_pair() -> None:
     tokens, logprobs = Sampler(1)(logits, made).to_deprecated()
     assert (tokens == Sampler(1)(logits, same).token_ids).all()
     assert (logprobs == -9999.0).all()
-    with pytest.raises(SamplingError, match="same sequences"):
+    with pytest.raises(SamplingError, match="equal length"):
         SamplingData.from_numpy(np.zeros((2, 1), int), np.zeros((3, 1), int))

@@ -21,7 +21,7 @@ from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.faults.models.phimoe import SAVED_AS
 from dlinfer.framework.patching import Original, replaces
 
-_COPY_AGAIN = "copy or download the model again, whole"
+_COPY_AGAIN = "copy or download the complete model again"
 # The files that a tokenizer's vocabulary comes in: tokenizers, sentencepiece, BPE, WordPiece, tekken and tiktoken.
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -50,8 +50,10 @@ def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
         if not any(quantisation_of(config)):
             _check_unquantised(folder, names)
     except OSError as error:
-        detail = f"{error.filename or 'a file of it'} cannot be read ({error.strerror or in_short(error)})"
-        raise unusable(folder, detail, "let this process read the folder and all of its files") from error
+        detail = f"{error.filename or 'a file in it'} cannot be read ({error.strerror or in_short(error)})"
+        raise unusable(
+            folder, detail, "give this process read access to the folder and all its files"
+        ) from error
 
 
 def unusable(folder: Path | str, detail: str, advice: str) -> ModelFolderError:
@@ -84,7 +86,9 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     known = MODULE_MAP.keys() | CUSTOM_MODULE_MAP.keys() | SAVED_AS.keys()
     if names and not known.intersection(names):
         detail = f"LMDeploy has no model class for its architecture {', '.join(names)}"
-        raise unusable(folder, detail, "see LMDeploy's list of supported models for the PyTorch engine")
+        raise unusable(
+            folder, detail, "choose from LMDeploy's list of supported models for the PyTorch engine"
+        )
 
 
 def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
@@ -94,8 +98,8 @@ def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
         dtype = getattr(torch, name, None) if isinstance(name, str) and name else None
         is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
         if isinstance(name, str) and name != "auto" and not is_floating:
-            detail = f"config.json has {key}={name!r}, which is no dtype of weights"
-            raise unusable(folder, detail, "write bfloat16, float16 or float32 there, as the weights are")
+            detail = f"config.json has {key}={name!r}, which is not a floating-point dtype"
+            raise unusable(folder, detail, "set it to the dtype of the weights: bfloat16, float16 or float32")
 
 
 def _check_fields(folder: Path, config: dict[str, Any]) -> None:
@@ -110,7 +114,7 @@ def _check_fields(folder: Path, config: dict[str, Any]) -> None:
     except Exception as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"  # in one line
         detail = f"transformers cannot read its config.json ({why})"
-        raise unusable(folder, detail, "correct the field in config.json") from error
+        raise unusable(folder, detail, "correct config.json") from error
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -122,8 +126,8 @@ def _check_tokenizer(folder: Path) -> None:
         return
     config = _read_json(folder, _TOKENIZER_CONFIG) if (folder / _TOKENIZER_CONFIG).is_file() else {}
     if not config.get("auto_map"):
-        detail = "its tokenizer is missing: there is none of " + ", ".join(_VOCABULARIES)
-        raise unusable(folder, detail, "save the tokenizer beside the model")
+        detail = "its tokenizer is missing: the folder has none of " + ", ".join(_VOCABULARIES)
+        raise unusable(folder, detail, "save the tokenizer in the model folder")
 
 
 def _check_weights(folder: Path) -> set[str]:
@@ -153,7 +157,7 @@ def _check_weight_file(folder: Path, file: str, names: set[str]) -> set[str]:
     except Exception as error:  # noqa: BLE001 - a file that is not whole fails in many ways
         raise unusable(folder, f"{file} is truncated or corrupt ({in_short(error)})", _COPY_AGAIN) from None
     if missing := sorted(names - held):
-        detail = f"{file} lacks {len(missing)} of the tensors that the index names, {missing[0]} first"
+        detail = f"{file} lacks {missing[0]}, which the index places in it (missing tensors: {len(missing)})"
         raise unusable(folder, detail, _COPY_AGAIN)
     return held
 
@@ -175,10 +179,12 @@ def _check_unquantised(folder: Path, names: set[str]) -> None:
     packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
     if not packed:
         return
-    advice = "add it, with its quant_method, as transformers saves it"
+    advice = "add quantization_config with a quant_method to config.json, as transformers saves it"
     if apart := [name for name in _SAID_APART if (folder / name).is_file()]:
-        advice = f"put the contents of {apart[0]} there, with a quant_method of 'gptq' or 'awq'"
-    detail = f"{packed[0]} is packed, and config.json has no quantization_config"
+        advice = (
+            f"copy {apart[0]} into config.json as quantization_config, and add quant_method 'gptq' or 'awq'"
+        )
+    detail = f"{packed[0]} is packed, but config.json has no quantization_config"
     raise unusable(folder, detail, advice)
 
 
@@ -226,14 +232,14 @@ def get_model(
     token: str | None = None,
 ) -> str:
     name = pretrained_model_name_or_path
-    advice = "correct the path; for a model id, see that the hub can be reached"
+    advice = "correct the path; for a model id, check that the hub can be reached"
     if looks_like_path(name):
         raise unusable(name, "there is no such folder", advice)
     try:
         return original(name, download_dir, revision, token)
     except Exception as error:  # every hub client has errors of its own
         why = in_short(error)
-        detail = f"there is no such folder here, and no model of that name could be fetched ({why})"
+        detail = f"there is no such folder, and no model of this name could be downloaded ({why})"
         raise unusable(name, detail, advice) from error
 
 
@@ -249,5 +255,5 @@ def load_tokenizer(original: Original, self: Any, model_dir: str, trust_remote_c
         original(self, model_dir, trust_remote_code)
     except Exception as error:  # transformers raises all kinds of errors for a missing file
         detail = f"its tokenizer is missing or cannot be loaded ({in_short(error)})"
-        advice = "see that tokenizer.json or tokenizer.model is there; remote code needs trust_remote_code"
+        advice = "check that it has tokenizer.json or tokenizer.model; a tokenizer with code needs trust_remote_code"
         raise unusable(model_dir, detail, advice) from error

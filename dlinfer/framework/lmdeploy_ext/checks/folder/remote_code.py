@@ -37,9 +37,9 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
     if not trusted and any(isinstance(part, dict) for part in nested):
         raise _untrusted(folder, code)
     if trusted and "--" not in code and not (folder / code).is_file():
-        detail = f"config.json names {code}, the code of its configuration, which is missing"
+        detail = f"config.json takes its configuration class from {code}, which is missing"
         raise ModelFolderError(
-            path=str(folder), detail=detail, advice="copy or download the model again, whole"
+            path=str(folder), detail=detail, advice="copy or download the complete model again"
         )
 
 
@@ -57,15 +57,17 @@ def explained(folder: Path, trusted: bool) -> Iterator[None]:
             raise
         if not trusted:
             raise _untrusted(folder, code) from error
-        detail = f"its configuration's code, {code}, fails or does not set what LMDeploy reads ({error})"
+        detail = f"the code of its configuration, {code}, fails or does not set a field that LMDeploy reads ({error})"
         advice = (
-            "load it by transformers' AutoConfig.from_pretrained(FOLDER, trust_remote_code=True) to see which"
+            "call transformers' AutoConfig.from_pretrained(FOLDER, trust_remote_code=True) to see the error"
         )
         raise ModelFolderError(path=str(folder), detail=detail, advice=advice) from error
 
 
 def _untrusted(folder: Path, code: str) -> ModelFolderError:
-    detail = f"its configuration is code, {code}, which is not run without the option trust_remote_code"
-    advice = "read that file; if you trust it, give --trust-remote-code on the command line, or "
+    detail = (
+        f"its configuration class is remote code, {code}, which runs only with the option trust_remote_code"
+    )
+    advice = "read that file; if you trust it, add --trust-remote-code to the command line, or pass "
     advice += "trust_remote_code=True to LMDeploy's pipeline"
     return ModelFolderError(path=str(folder), detail=detail, advice=advice)

@@ -43,8 +43,8 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.w
 _CONFIG = "adapter_config.json"
 # LMDeploy looks for these files in this order.
 _WEIGHTS = ("adapter_model.bin", "adapter_model.safetensors")
-_AGAIN = "give the folder that PEFT's save_pretrained wrote, whole"
-_RETRAIN = "merge the adapter into the model (PEFT's merge_and_unload), or use an adapter of plain LoRA"
+_AGAIN = "give the complete folder that PEFT's save_pretrained wrote"
+_RETRAIN = "merge the adapter into the model (PEFT's merge_and_unload), or use a plain LoRA adapter"
 
 
 _NAMED = {
@@ -82,12 +82,14 @@ class Adapter:
                 raise self.fault(f"LMDeploy ignores {key}={config[key]!r} in its {_CONFIG}", _RETRAIN)
         rank, alpha, names = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-            raise self.fault(f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}")
+            raise self.fault(
+                f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}, not a rank of at least 1 and a number"
+            )
         if isinstance(names, str):
-            detail = f"target_modules={names!r} is a pattern, which LMDeploy reads letter by letter"
-            raise self.fault(detail, f"write the list of names into {_CONFIG}")
+            detail = f"target_modules={names!r} is a pattern, but LMDeploy supports only a list of names"
+            raise self.fault(detail, f"replace the pattern in {_CONFIG} by a list of module names")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise self.fault(f"its {_CONFIG} has target_modules={names!r}")
+            raise self.fault(f"its {_CONFIG} has target_modules={names!r}, not a list of module names")
         return set(names)
 
     def sizes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -100,16 +102,18 @@ class Adapter:
         for key, size in self._tensors().items():
             match = _TENSOR.fullmatch(key)
             if match is None:
-                raise self.fault(f"the tensor {key} is not LoRA of a linear layer", _RETRAIN)
+                raise self.fault(f"the tensor {key} is not a LoRA weight of a linear layer", _RETRAIN)
             sides.setdefault(match["module"], {})[match["side"]] = size
         if not sides:
             raise self.fault("it has no tensors")
         for module, tensors in sides.items():
             if tensors.keys() != {"A", "B"}:
-                raise self.fault(f"{module} has lora_{min(tensors)} alone")
+                raise self.fault(f"{module} has only lora_{min(tensors)}")
             a, b = tensors["A"], tensors["B"]
             if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
-                raise self.fault(f"{module} has A of {a} and B of {b}, which is not of rank {rank}")
+                raise self.fault(
+                    f"{module} has A of size {a} and B of size {b}, which do not have rank {rank}"
+                )
         return {module: (tensors["A"], tensors["B"]) for module, tensors in sides.items()}
 
     def check_fit(self, model: torch.nn.Module, modules: Mapping[str, tuple[int, int]]) -> None:
@@ -120,17 +124,19 @@ class Adapter:
         stored = {_path(model, module): sizes for module, sizes in self.sizes().items()}
         for module, (a, b) in stored.items():
             if module not in modules:
-                detail = f"it has weights of {module}, which target_modules and the model do not"
+                detail = f"it has weights for {module}, but the model has no target module of this name"
                 raise self.fault(detail, _OTHER)
             inputs, outputs = modules[module]
             if (a[1], b[0]) != (inputs, outputs):
-                sizes = f"{module} has A of {a} and B of {b}"
-                detail = f"{sizes}, where the model's has {inputs} inputs and {outputs} outputs"
+                sizes = f"{module} has A of size {a} and B of size {b}"
+                detail = f"{sizes}, but in the model it has {inputs} inputs and {outputs} outputs"
                 raise self.fault(detail, _OTHER)
         if missing := sorted(modules.keys() - stored.keys()):
             of = f"{missing[0]} ({len(missing)} such modules)"
-            detail = f"it has no weights of {of}, whose memory LMDeploy does not fill"
-            raise self.fault(detail, "use an adapter of all layers, or merge it into the model")
+            detail = f"it has no weights for {of}, and LMDeploy would leave them uninitialised"
+            raise self.fault(
+                detail, "use an adapter with weights for all target modules, or merge it into the model"
+            )
 
     def _config(self) -> dict[str, Any]:
         folder = Path(self.path)
@@ -182,8 +188,8 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
         for target in sorted(adapter.targets()):
             last = target.rpartition(".")[2]
             if spelled.setdefault(last, target) != target:
-                detail = f"target_modules has {target!r}, and {spelled[last]!r} is asked for, too"
-                raise adapter.fault(detail, f"name it alike, {last!r}, in all adapter_config.json")
+                detail = f"target_modules has {target!r}, but {spelled[last]!r} is already used for the same modules"
+                raise adapter.fault(detail, f"write {last!r} in every adapter_config.json")
             modules |= _modules(model, target, adapter)
         adapter.check_fit(model, modules)
 
@@ -202,12 +208,14 @@ def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str,
     last = target.rpartition(".")[2]
     targets, part = find_all_target(model, last)
     if not targets:
-        detail = f"{type(model).__name__} has no module named {target!r}, which target_modules asks for"
+        detail = f"{type(model).__name__} has no module named {target!r}, which target_modules names"
         raise adapter.fault(detail, _OTHER)
     modules: dict[str, tuple[int, int]] = {}
     for where, module in targets:
         if not isinstance(module, LinearBase) or ".layers." not in where:
-            raise adapter.fault(f"LMDeploy serves no LoRA on {where}", f"leave {target!r} out")
+            raise adapter.fault(
+                f"LMDeploy does not support LoRA on {where}", f"use an adapter without {target!r}"
+            )
         linear: Any = module  # each class of linear layers declares these fields itself
         outputs = linear.out_features if part is None else linear.all_out_features[part]
         modules[f"{where.rpartition('.')[0]}.{last}"] = (linear.in_features, outputs)

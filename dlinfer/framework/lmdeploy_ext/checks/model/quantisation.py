@@ -15,7 +15,7 @@ BLOCK = 128
 """Rows and columns of an FP8 block. LMDeploy's classes support no other size."""
 
 ADVICE = "use the unquantised model in bfloat16 or float32"
-_AWQ_ADVICE = "use the AWQ model of 4 bits, or the unquantised one in bfloat16 or float32"
+_AWQ_ADVICE = "use a 4-bit AWQ model, or the unquantised model in bfloat16 or float32"
 
 # Layers that LMDeploy never packs. Few of its model classes pass on their layers' names, so others cannot be exempt.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
@@ -29,8 +29,8 @@ W8A8_SERVED = [
 quantise norms of heads or of layer outputs, and use their results as if these were in floats.
 """
 
-_FLOATS = "its attention reads floats alone"
-_JOINED = "LMDeploy joins its projections, and their tokens were never compared"
+_FLOATS = "its attention reads only floating-point weights"
+_JOINED = "LMDeploy joins its projections, and tokens with quantised ones were never compared"
 
 FLOATS_ALONE = {
     "PhiMoEForCausalLM": _FLOATS,
@@ -71,7 +71,7 @@ def _require(is_served: Any, detail: str, name: str = "model", advice: str = ADV
 
 def _require_class(names: Sequence[str], served: Sequence[str], method: str) -> None:
     for name in names:
-        _require(name in served, f"{method}; served are {', '.join(served)}", name)
+        _require(name in served, f"{method}; supported are {', '.join(served)}", name)
 
 
 def _check_smooth_quant(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -87,15 +87,19 @@ def _check_fp8(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
     _require(scale_fmt in (None, "ue8m0"), f"fp8 with scale_fmt {scale_fmt}")
     if block is None:
         is_static = config.get("activation_scheme") == "static"
-        _require(is_static, "fp8 with scales of whole tensors and activations scaled as they come")
+        _require(is_static, "fp8 with one scale for each tensor and dynamic activation scales")
         return
     block, blocks = list(block), [BLOCK, BLOCK]
-    _require(block == blocks, f"fp8 with weight_block_size {block}", advice=f"use blocks of {blocks}")
+    _require(
+        block == blocks,
+        f"fp8 with weight_block_size {block}",
+        advice=f"use a checkpoint with blocks of {blocks}",
+    )
     form = config.get(CONVERTED_FROM, "fp8")
     for name, size in linear_sizes(model).items():
         # LMDeploy joins q, k and v, and gate and up, block by block. So each must have whole blocks of rows.
         is_whole = name == "hidden_size" or size % BLOCK == 0
-        _require(is_whole, f"{form} in blocks of {BLOCK}, but {name} = {size} is no multiple of it")
+        _require(is_whole, f"{form} in blocks of {BLOCK}, but {name} = {size} is not a multiple of {BLOCK}")
 
 
 def _check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -106,23 +110,23 @@ def _check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
     bits, group_size = config.get("bits", 4), config.get("group_size", 128)
     layout = str(config.get("version") or config.get("format") or "gemm").lower()
     require(bits == 4, f"of {bits} bits")
-    require(layout == "gemm", f"in the layout {layout!r}; LMDeploy reads 'gemm'")
+    require(layout == "gemm", f"in the layout {layout!r}; LMDeploy reads only 'gemm'")
     is_size = isinstance(group_size, int) and group_size > 0
-    require(is_size, f"with group_size={group_size!r}; LMDeploy needs a number of in_features")
-    require(config.get("zero_point", True), "without zero points, which LMDeploy reads all the same")
+    require(is_size, f"with group_size={group_size!r}; LMDeploy needs a positive whole number")
+    require(config.get("zero_point", True), "without zero points, which LMDeploy always reads")
     has_experts = any(model.get(name) for name in EXPERTS)
     in_floats = (*_NEVER_PACKED, *(_ROUTERS if has_experts else ()))
     listed = config.get("modules_to_not_convert") or []
     unpacked = [name for name in listed if name.rpartition(".")[2] not in in_floats]
     require(not unpacked, f"with layers that are not packed ({', '.join(unpacked)})")
     for name in names if has_experts else ():
-        require(name in SERVED, f"with experts of {name}; served are {', '.join(SERVED)}")
+        require(name in SERVED, f"with experts of {name}; supported are {', '.join(SERVED)}")
     for name, size in linear_sizes(model).items():
-        require(size % group_size == 0, f"whose {name}={size} is no multiple of group_size={group_size}")
+        require(size % group_size == 0, f"whose {name}={size} is not a multiple of group_size={group_size}")
 
 
 def _check_experts_alone(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    _require_class(names, EXPERTS_ALONE, f"{config.get(CONVERTED_FROM)} with experts alone")
+    _require_class(names, EXPERTS_ALONE, f"{config.get(CONVERTED_FROM)} with only the experts quantised")
 
 
 CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]], None]] = {

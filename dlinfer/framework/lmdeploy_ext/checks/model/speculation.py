@@ -28,9 +28,14 @@ def check_request(speculative: Any, engine: Any) -> None:
         advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
         raise refuse(f"speculative decoding (method {method!r})", advice)
     if engine.adapters:
-        raise refuse("speculative decoding with LoRA adapters", "leave one of the two out")
+        raise refuse(
+            "speculative decoding with LoRA adapters", "leave out speculative_config or the adapters"
+        )
     if not speculative.model and method != "deepseek_mtp":
-        raise refuse(f"method {method!r} without a draft model", "give its folder as SpeculativeConfig.model")
+        raise refuse(
+            f"speculative decoding (method {method!r}) without a draft model",
+            "set SpeculativeConfig.model to its folder",
+        )
     if speculative.num_speculative_tokens < 1:
         raise refuse(f"num_speculative_tokens={speculative.num_speculative_tokens}", "use 1 or more")
 
@@ -40,11 +45,14 @@ def check_target(config: Any, method: str) -> None:
     targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
     if name not in targets:
-        raise refuse(f"{method!r} with {name}", f"use a target of {' or '.join(targets)}, or {_WITHOUT}")
+        raise refuse(
+            f"speculative method {method!r} with {name}",
+            f"use a target of class {' or '.join(targets)}, or {_WITHOUT}",
+        )
     layers = config.num_hidden_layers
     if method == "eagle3" and len({2, layers // 2, layers - 3} & set(range(1, layers))) < 3:
         reads = f"LMDeploy's draft reads the inputs of layers 2, {layers // 2} and {layers - 3}"
-        feature = f"'eagle3' with a target of {layers} layers ({reads})"
+        feature = f"speculative method 'eagle3' with a target of {layers} layers ({reads})"
         raise refuse(feature, f"use a larger target, or {_WITHOUT}")
     if rope_parameters.original_length(config) is not None:
         kind = rope_parameters.rope_type(rope_parameters.parameters(config))
@@ -56,8 +64,14 @@ def check_draft(config: Any, method: str) -> None:
     name = (config.architectures or [""])[0]
     if method == "deepseek_mtp":
         if not getattr(config, "num_nextn_predict_layers", 0):
-            raise refuse("'deepseek_mtp' with a checkpoint without num_nextn_predict_layers", _WITHOUT)
+            raise refuse(
+                "speculative method 'deepseek_mtp' without num_nextn_predict_layers in config.json", _WITHOUT
+            )
     elif name not in _LLAMA:
-        raise refuse(f"a draft of {name} for {method!r}", "use one whose config.json names LlamaForCausalLM")
+        raise refuse(
+            f"a draft of {name} for {method!r}", "use a draft whose config.json names LlamaForCausalLM"
+        )
     elif method == "eagle3" and not getattr(config, "draft_vocab_size", 0):
-        raise refuse("a draft for 'eagle3' without draft_vocab_size in its config.json", "use one of EAGLE-3")
+        raise refuse(
+            "a draft for 'eagle3' without draft_vocab_size in its config.json", "use an EAGLE-3 draft"
+        )

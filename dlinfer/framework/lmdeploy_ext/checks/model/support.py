@@ -14,7 +14,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _DIFFUSION = "it decodes by block diffusion"
-_QWEN3_5 = "it is Qwen3.5's vision-language model with experts of its own, and Qwen3.5 is not served"
+_QWEN3_5 = "it is Qwen3.5's vision-language model with other experts, and Qwen3.5 is not supported"
 
 NOT_SERVED = {
     "MetaMoeForConditionalGeneration": _QWEN3_5,
@@ -24,7 +24,7 @@ NOT_SERVED = {
     **dict.fromkeys(
         "EagleLlamaForCausalLM Eagle3LlamaForCausalLM Eagle3DeepseekV2ForCausalLM DeepseekMTPModel "
         "DeepseekV32MTPModel Glm4MoeMTPModel GlmMoeDsaMTPModel HYV3MTP Qwen3_5MTPModel DFlashDraftModel".split(),
-        "it drafts for speculative decoding, and is no model of its own",
+        "it only drafts tokens for speculative decoding",
     ),
 }
 """Architecture -> why it is not served. For vision-language models see ``SERVED_VISION``."""
@@ -57,7 +57,7 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
     if is_vision_language(config):
         if (reason := reason_against(names, config)) is not None:
             feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
-            advice = "use the language model of the same family, or a served vision-language model"
+            advice = "use the language model of the same family, or a supported vision-language model"
             raise refuse(feature, advice)
         inside = language_config(config)
         names = [] if inside is None else architectures(inside)
@@ -104,9 +104,9 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
     if not any(name in SERVED_VISION for name in names):
         return ""
     if config.get("flash_mode"):
-        return "it leaves out tokens of images that tell little (flash_mode)"
+        return "it drops image tokens that carry little information (flash_mode)"
     if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):
-        return "quantised weights: nobody has compared its tokens with them"
+        return "its tokens with quantised weights were never compared"
     if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
-        return "its configuration has no text_config, where transformers 5 looks for the language model"
+        return "its config.json has no text_config, where transformers 5 reads the language model"
     return None

@@ -17,7 +17,7 @@ COMPARED_PACKED = {"awq": ("LlamaForCausalLM",), "smooth_quant": ("LlamaForCausa
 _MOST_RANKS = 8
 """LMDeploy's executor 'mp' addresses ranks by the 8 bits of a mask."""
 
-_ADVICE = "use tp=1, and one server per socket (docs/guides/tensor_parallel.md)"
+_ADVICE = "use tp=1 with one server per socket (docs/guides/tensor_parallel.md)"
 
 
 def check_engine_config(config: Any) -> None:
@@ -28,12 +28,12 @@ def check_engine_config(config: Any) -> None:
     if not ranks.are_served(device):
         raise refuse(f"tp={config.tp!r}", _ADVICE, device)
     if config.tp > _MOST_RANKS and config.distributed_executor_backend != "ray":
-        advice = f"use tp={_MOST_RANKS} at most, or distributed_executor_backend='ray'"
+        advice = f"use at most tp={_MOST_RANKS}, or distributed_executor_backend='ray'"
         raise refuse(f"tp={config.tp!r}", advice, device)
     if not config.eager_mode and not ranks.graphs_are_served(device):
-        raise refuse(f"tp={config.tp!r} in graph mode", "add eager_mode=True", device)
+        raise refuse(f"tp={config.tp!r} in graph mode", "set eager_mode=True", device)
     if config.adapters:
-        raise refuse(f"tp={config.tp!r} with adapters", _ADVICE, device)
+        raise refuse(f"tp={config.tp!r} with LoRA adapters", _ADVICE, device)
 
 
 def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> None:
@@ -52,11 +52,12 @@ def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> Non
             raise refuse(f"tp={tp} of a {', '.join(names)} quantised as {method}", _ADVICE)
         if method == "awq" and is_packed_as_it_loads(stored):
             raise refuse(
-                f"tp={tp} with DLINFER_CPU_WEIGHTS=int4", f"use an AWQ model, int8 or bf12, or {_ADVICE}"
+                f"tp={tp} with DLINFER_CPU_WEIGHTS=int4", f"use an AWQ model, set int8 or bf12, or {_ADVICE}"
             )
         if method == "awq" and not _divides(part, tp * int(stored.get("group_size", 128))):
             raise refuse(
-                f"tp={tp} of an AWQ model whose layers do not divide into whole groups for each rank", _ADVICE
+                f"tp={tp} of an AWQ model with layers that do not split into whole groups for each rank",
+                _ADVICE,
             )
     if spec_method is not None:
         raise refuse(f"tp={tp} with speculative decoding", _ADVICE)

@@ -27,10 +27,8 @@ from dlinfer.framework.patching import Original, replaces
 
 _COPIES = "dlinfer_builds_copy"
 _SHOWN = 3
-_ADVICE = "copy or download the model again, whole; or see that config.json belongs to these weights"
-_NO_HEAD = (
-    "set tie_word_embeddings to true in config.json if the model ties them; else copy the model again, whole"
-)
+_ADVICE = "copy or download the complete model again, or check that config.json belongs to these weights"
+_NO_HEAD = "set tie_word_embeddings to true in config.json if the model ties them; else copy the complete model again"
 
 
 def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
@@ -75,7 +73,7 @@ def load_model_weights(
         original(model, checkpoint_path, prefix, device)
     except (AssertionError, KeyError, ValueError) as error:  # LMDeploy's loaders compare some values
         detail = f"LMDeploy cannot load its weights ({in_short(error)})"
-        advice = "see that config.json belongs to these weights"
+        advice = "check that config.json belongs to these weights"
         raise ModelFolderError(path=checkpoint_path, detail=detail, advice=advice) from error
 
 
@@ -182,11 +180,11 @@ def _incomplete(load: _Load, unfilled: _Gaps) -> ModelFolderError:
     if gap == (0, parameter.numel()):
         whole = [name for name, tensor, missing in unfilled if missing == (0, tensor.numel())]
         shown = ", ".join(whole[:_SHOWN]) + (", ..." if len(whole) > _SHOWN else "")
-        detail = f"its files hold no values for {shown} {count}"
+        detail = f"its files have no values for {shown} {count}"
     else:
         held = ", ".join(load.written.sources(parameter)[:_SHOWN])
         detail = (
-            f"its files hold a part of {name} alone: of {parameter.numel()} numbers, {gap[1] - gap[0]} from number "
-            f"{gap[0]} on are missing {count}; stored are {held}"
+            f"its files have only a part of {name}: {gap[1] - gap[0]} of its {parameter.numel()} elements are missing, "
+            f"from element {gap[0]} on {count}; the files have {held}"
         )
     return ModelFolderError(path=str(load.folder), detail=detail, advice=advice)

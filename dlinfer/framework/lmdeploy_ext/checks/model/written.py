@@ -33,7 +33,7 @@ class Written(TorchDispatchMode):
         """Run an op and record its writes. Raises ValueError if a copy broadcasts several elements."""
         named = kwargs or {}
         if func is torch.ops.aten.copy_.default and args[1].numel() not in (1, args[0].numel()):
-            raise ValueError(f"shape {list(args[1].shape)} where {list(args[0].shape)} is expected")
+            raise ValueError(f"shape {list(args[1].shape)} instead of {list(args[0].shape)}")
         if func is torch.ops.aten.equal.default and any(each.is_meta for each in args):
             # LMDeploy compares a loaded tensor with the next one, which a copy without memory cannot do.
             return any(_storage(each) in self._runs for each in args) or func(*args)

@@ -11,13 +11,13 @@ from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
 from dlinfer.framework.lmdeploy_ext.ranks import ray_cluster
 from dlinfer.framework.patching import Original, replaces
 
-_FLOATS = "use a model that is quantised, or one in float32, float16 or bfloat16"
+_FLOATS = "use a checkpoint that is already quantised, or a model in float32, float16 or bfloat16"
 _SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dp": ((1,), "use dp=1"),
     "ep": ((1,), "use ep=1"),
     "enable_microbatch": ((), "leave enable_microbatch off"),
     "enable_eplb": ((), "leave enable_eplb off"),
-    "empty_init": ((), "load the weights at start"),
+    "empty_init": ((), "leave empty_init off, so that the weights load at start"),
     "model_format": (QUANTISED_FORMATS, _FLOATS),
     "kv_transfer_config": ((), "leave kv_transfer_config out"),
     "dllm_block_length": ((), "use an autoregressive model"),
@@ -48,7 +48,7 @@ def _check_executor(config: Any) -> None:
     served = (
         ["uni"] if config.tp == 1 else ["mp", *(["ray"] if ray_cluster.is_served(config.device_type) else [])]
     )
-    advice = "leave it out: one process runs the model, or with tp=N as many as LMDeploy's 'mp' starts"
+    advice = "leave it out: LMDeploy then runs the model in one process, or in N processes with tp=N"
     for name, executor in (
         ("distributed_executor_backend", config.distributed_executor_backend),
         ("LMDEPLOY_EXECUTOR_BACKEND", envs.executor_backend),
@@ -118,7 +118,7 @@ _UPDATES = (
 
 
 def _refuse_update(original: Original, self: Any, request: Any) -> Any:
-    advice = "save them as a model folder, and start an engine with it"
+    advice = "save the new weights as a model folder, and start an engine with this folder"
     raise refuse(f"{original.__name__}: new weights for a running engine", advice)
 
 

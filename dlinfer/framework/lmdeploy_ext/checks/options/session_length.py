@@ -42,6 +42,6 @@ def check_config(config: Any, session_len: int | None) -> None:
     most = positions(config)
     if session_len is not None and most is not None and session_len > most:
         raise refuse(
-            f"session_len={session_len}, where the model has {most} positions,",
+            f"session_len={session_len}, more than the model's {most} positions,",
             f"use session_len={most}, or scale its rope_parameters in config.json (yarn)",
         )

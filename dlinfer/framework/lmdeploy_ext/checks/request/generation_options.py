@@ -99,7 +99,7 @@ def check_generation(config: Any) -> None:
     if least is not None and most is not None and least > most:
         raise _refuse("min_new_tokens", least, f"at most max_new_tokens={most}")
     if config.logprob_start_len >= 0 and config.logprobs is None:
-        raise _refuse("logprobs", None, "a number of them, since logprob_start_len is given")
+        raise _refuse("logprobs", None, "a number, because logprob_start_len is given")
     style = config.response_format
     if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
         raise _refuse("response_format", style, "a pattern under 'regex_schema'")
@@ -201,7 +201,7 @@ def _check_request(request: Any, server_context: Any) -> None:
         if not (choices := _Number(1, _MOST_CHOICES)).takes(request.n):
             raise _refuse("n", request.n, choices)
         if (request.n or 1) * len(prompts) > 1 and request.session_id not in (None, -1):
-            raise _refuse("session_id", request.session_id, "none with several choices or prompts")
+            raise _refuse("session_id", request.session_id, "no session_id with several choices or prompts")
     own["n"] = 1  # LMDeploy serves n choices as n requests
     build_serving_generation_config(request, server_context, **own)
 

@@ -69,5 +69,5 @@ def error_from_status(original: Original, status: Any) -> Any:
     # Requests longer than session_len were refused earlier, so the KV cache is the limit here.
     longest = kv_memory.longest_session()
     tokens = "" if longest is None else f" ({longest} tokens)"
-    text = f"The request is longer than the longest session that the KV cache holds{tokens}."
+    text = f"The request needs more tokens than the KV cache holds for one session{tokens}."
     return request_error("CONTEXT_LENGTH_EXCEEDED", text)

@@ -59,7 +59,7 @@ class Limits:
             self._seconds.append(time.monotonic() - start)
 
     async def _refuse(self, most: int, scope: Any, receive: Any, send: Any) -> None:
-        text = f"The server holds {most} requests already and takes no more (DLINFER_MAX_REQUESTS). Try again later."
+        text = f"The server already has {most} requests, its limit (DLINFER_MAX_REQUESTS). Try again later."
         response = _error(scope, "ENGINE_UNAVAILABLE", 429, text)
         response.headers["Retry-After"] = str(self._retry_after(most))
         await response(scope, receive, send)

@@ -43,9 +43,9 @@ def cache_refusal(length: int, async_engine: Any) -> str | None:
     if longest is None or length <= longest:
         return None
     return (
-        f"Input length ({length}) is more than the KV cache holds: a session has at most {longest} tokens, though "
-        f"session_len is {async_engine.session_len}. Next step: a larger cache, by num_gpu_blocks, "
-        "cache_max_entry_count or DLINFER_CPU_KV_CACHE_GIB, or a shorter input."
+        f"The input has {length} tokens, but the KV cache holds at most {longest} tokens of a session, though "
+        f"session_len is {async_engine.session_len}. Next step: send a shorter input, or start the server with a "
+        "larger cache (num_gpu_blocks, cache_max_entry_count or DLINFER_CPU_KV_CACHE_GIB)."
     )
 
 
@@ -115,7 +115,7 @@ async def preprocess(original: Original, self: Any, *args: Any, **kwargs: Any) -
     adapter = args[6] if len(args) > 6 else kwargs.get("adapter_name")
     known = sorted(self.backend_config.adapters or {})
     if adapter is not None and adapter not in known:
-        text = f"There is no adapter {adapter!r}; there are: {', '.join(known) or 'none'}."
+        text = f"There is no adapter {adapter!r}. Loaded adapters: {', '.join(known) or 'none'}."
         raise request_error("INVALID_REQUEST", text)
     try:
         return await original(self, *args, **kwargs)

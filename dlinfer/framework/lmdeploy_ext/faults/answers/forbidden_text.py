@@ -79,8 +79,9 @@ def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenTex
         pieces = token_bytes(plain)
         if pieces is None:
             raise refuse(
-                f"bad_words with the tokenizer {type(plain).__name__}, whose tokens' texts do not join to a text,",
-                "forbid single tokens by bad_token_ids",
+                f"bad_words with {type(plain).__name__}, a tokenizer whose token texts do not join to the answer's "
+                f"text,",
+                "forbid single tokens with bad_token_ids",
             )
         _vocabularies[plain] = _Vocabulary(pieces, plain.all_special_ids)
     return _vocabularies[plain].forbid(text.encode(), skip_special_tokens)

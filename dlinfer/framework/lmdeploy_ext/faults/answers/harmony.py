@@ -28,8 +28,8 @@ def _init(original: Original, self: Any, model_dir: str, trust_remote_code: bool
     HuggingFaceTokenizer.__init__(self, model_dir, trust_remote_code)
     self.parser = None
     logger.warning(
-        "GPT-OSS without the package openai-harmony: texts hold what the model writes in all its channels. Next "
-        "step: pip install openai-harmony, or read the channels in the text"
+        "the package openai-harmony is not installed, so answers of GPT-OSS contain the text of all its channels. Next "
+        "step: pip install openai-harmony, or separate the channels yourself"
     )
 
 

@@ -41,7 +41,7 @@ def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
         if not chosen:
             known = ", ".join(tool.function.name for tool in tools) or "none"
             name = choice.function.name
-            raise ValueError(f"`tool_choice` names the function {name!r}; `tools` has: {known}.")
+            raise ValueError(f"`tool_choice` names the function {name!r}, but `tools` has: {known}.")
         return chosen, True
     return None
 
@@ -79,12 +79,12 @@ def _with_parameters(tool: Any) -> Any:
 def _init(original: Original, self: Any, request: Any) -> None:
     required = callable_tools(request)
     if required is not None and not required[0]:
-        raise ValueError("`tool_choice` requires a call of a tool, and the request has no such tool.")
+        raise ValueError("`tool_choice` requires a tool call, but `tools` has no tool that it allows.")
     original(self, request)
     if required is None:
         return
     if self.tool_parser is None:
-        raise ValueError("`tool_choice` requires a configured tool-call parser.")
+        raise ValueError("`tool_choice` requires a tool call: start the server with --tool-call-parser.")
     only_one = required[1] or request.parallel_tool_calls is False
     tools = [_with_parameters(tool) for tool in required[0]]
     style = self.tool_parser.build_required_response_format(tools, reasoning=self.reasoning_enabled)

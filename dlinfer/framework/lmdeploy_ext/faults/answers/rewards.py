@@ -23,7 +23,7 @@ _MODELS = ("InternLM2ForRewardModel", "Qwen2ForRewardModel")
 )
 async def _reward_score(original: Original, self: Any, input_ids: Sequence[Any]) -> Any:
     if self.arch not in _MODELS:
-        raise refuse(f"a reward score of {self.arch}", "use a reward model")
+        raise refuse(f"a reward score of {self.arch}", f"use a model of class {' or '.join(_MODELS)}")
     texts = [input_ids] if input_ids and isinstance(input_ids[0], int) else list(input_ids)
     for ids in texts:
         _check(self, ids)
@@ -40,7 +40,7 @@ def _check(async_engine: Any, ids: Any) -> None:
     vocab_size = getattr(async_engine.hf_cfg.get_text_config(), "vocab_size", None)
     reason = refusal(ids, vocab_size)
     if reason is None and len(ids) > async_engine.session_len:
-        reason = f"It has {len(ids)} tokens, which is more than session_len={async_engine.session_len}."
+        reason = f"It has {len(ids)} tokens, more than session_len={async_engine.session_len}."
     reason = reason or cache_refusal(len(ids), async_engine)
     if reason is not None:
         raise GenerationOptionError(field="input", given=repr(ids)[:80], expected=f"another text. {reason}")

@@ -31,7 +31,7 @@ def _language_at_the_top(
             setattr(hf_config, name, getattr(inside, name))
     rotated = inside.rope_parameters.get("partial_rotary_factor", 1.0)
     if rotated != 0.5:  # LMDeploy's layers always rotate half of a head
-        raise refuse(f"GLM-4.1V with rotary positions on {rotated} of each head", "use a model with 0.5")
+        raise refuse(f"GLM-4.1V with partial_rotary_factor={rotated}", "use a model with 0.5")
     hf_config.rope_parameters = {"mrope_section": _SECTIONS} | inside.rope_parameters
     hf_config.attention_bias = True  # q, k and v have biases whatever the configuration says
     return config

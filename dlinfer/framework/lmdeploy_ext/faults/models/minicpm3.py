@@ -17,14 +17,14 @@ def check(config: Any) -> None:
     share = config.hidden_size // config.num_attention_heads
     size = getattr(config, "v_head_dim", None) or share
     unserved = {
-        f"v_head_dim={size} in place of {share}": size != share,
+        f"v_head_dim={size} instead of {share}": size != share,
         "q_lora_rank=None": config.q_lora_rank is None,
         "mlp_bias": getattr(config, "mlp_bias", False),
         "attention scaled by mscale_all_dim": rope_parameters.parameters(config).get("mscale_all_dim"),
     }
     for feature, is_there in unserved.items():
         if is_there:
-            raise refuse(f"MiniCPM3 with {feature}", "use a model with the layers of MiniCPM3-4B")
+            raise refuse(f"MiniCPM3 with {feature}", "use a model with the same layers as MiniCPM3-4B")
 
 
 @corrects(

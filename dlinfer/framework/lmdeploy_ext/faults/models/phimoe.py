@@ -15,9 +15,12 @@ def check(config: Any) -> None:
     parameters = rope_parameters.parameters(config)
     kind = rope_parameters.rope_type(parameters)
     if kind not in ("default", "longrope", "su"):
-        raise refuse(f"PhiMoE with rope type {kind!r}", "use a model with longrope")
+        raise refuse(f"PhiMoE with rope type {kind!r}", "use a model with rope type 'longrope'")
     if kind != "default" and not {"short_mscale", "long_mscale"} <= set(parameters):
-        raise refuse("PhiMoE with longrope and no short_mscale or long_mscale", "add both to rope_parameters")
+        raise refuse(
+            "PhiMoE with longrope but without short_mscale or long_mscale",
+            "add both to rope_parameters in config.json",
+        )
 
 
 @corrects(

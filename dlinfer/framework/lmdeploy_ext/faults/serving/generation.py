@@ -24,7 +24,7 @@ def _request_generator(
 ) -> Any:
     if "request_output_len" in kwargs:
         length = kwargs.pop("request_output_len")
-        logger.info("request_output_len=%s is taken as GenerationConfig(max_new_tokens=%s)", length, length)
+        logger.info("request_output_len=%s is used as GenerationConfig(max_new_tokens=%s)", length, length)
         gen_config = _with_max_new_tokens(gen_config, length)
     # The list makes errors rise here. A generator would raise them in the engine's thread.
     return iter(list(original(self, prompts, sessions=sessions, gen_config=gen_config, **kwargs)))

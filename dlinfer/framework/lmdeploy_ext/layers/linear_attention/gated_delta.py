@@ -20,7 +20,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 def _refuse_part(name: str) -> NoReturn:
     """Raise UnsupportedFeatureError in an abstract method of LMDeploy's class that nothing calls here."""
-    raise refuse(f"{name} apart from its layer", "call the layer's forward, which does all of it")
+    raise refuse(f"a separate call of {name}", "call the forward of the layer")
 
 
 class StepStates(GatedDeltaMetaImpl):
@@ -51,7 +51,7 @@ class Convolution(CausalConv1dImpl):
         """
         if activation not in ("silu", "swish", "none"):
             feature = f"a causal convolution with the activation {activation!r}"
-            raise refuse(feature, "use a model of silu or none")
+            raise refuse(feature, "use a model with silu or without an activation")
         meta, taps = gated_delta_meta, weight.flatten(1)
         sequence = (meta.state_ids, meta.q_ends, meta.fresh)
         return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
@@ -110,7 +110,7 @@ class GatedRMSNorm(nn.Module):
     def __init__(self, hidden_size: int, eps: float, activation: str = "silu", **place: Any) -> None:
         super().__init__()
         if activation not in ("silu", "swish"):
-            raise refuse(f"a gated norm with the activation {activation!r}", "use a model of silu")
+            raise refuse(f"a gated norm with the activation {activation!r}", "use a model with silu")
         self.weight = nn.Parameter(torch.ones(hidden_size, **place), requires_grad=False)
         self.eps = eps
 

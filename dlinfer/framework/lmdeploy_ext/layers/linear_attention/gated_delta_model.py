@@ -39,7 +39,9 @@ def _build_config(
     types = list(hf_config.layer_types)
     linear = types.count("linear_attention")
     if not linear or linear == len(types):
-        raise refuse("a Qwen3-Next with layers of one type alone", "use a model with both")
+        raise refuse(
+            "a Qwen3-Next with only one type of layers", "use a model with full and linear attention layers"
+        )
     if not hasattr(hf_config, "full_attention_interval"):
         hf_config.full_attention_interval = types.index("full_attention") + 1
     config = original(cls, hf_config, model_path, tp, **kwargs)

@@ -41,7 +41,7 @@ class Experts(DlinferFusedMoEImpl):
             return super().forward(hidden_states, topk_weights, topk_ids, gate_up_weights, down_weights)
         alpha, limit = getattr(act_func, "alpha", None), getattr(act_func, "limit", None)
         if gate_up_bias is None or down_bias is None or alpha is None or limit is None or self.renormalize:
-            kind = "experts with biases or an activation of another kind than GPT-OSS's"
+            kind = "experts with biases, or with an activation that differs from GPT-OSS's"
             raise refuse(kind, "use another model")
         weights = (gate_up_weights, gate_up_bias, down_weights, down_bias)
         clamp = (float(alpha), float(limit))

@@ -44,8 +44,10 @@ class Mxfp4Weights(ExpertWeights):
         super().__init__()
         self.is_gate_up = is_gate_up
         if into % MXFP4.group_size or out % MXFP4.per_word:
-            sizes = f"experts in MXFP4 of {into} inputs and {out} outputs"
-            raise refuse(sizes, "use a checkpoint whose inputs are multiples of 32, and outputs of 8")
+            sizes = f"experts in MXFP4 with {into} inputs and {out} outputs"
+            raise refuse(
+                sizes, "use a checkpoint whose inputs are a multiple of 32 and outputs a multiple of 8"
+            )
         groups, words = into // MXFP4.group_size, out // MXFP4.per_word
         self.register("blocks", (experts, into, words), MXFP4.storage, device, self.load_blocks)
         self.register("scales", (experts, groups, out), torch.bfloat16, device, self.load_scales)
@@ -85,8 +87,10 @@ class Mxfp4Weights(ExpertWeights):
 
 def _require(part: str, stored: Tensor, shape: tuple[int, ...]) -> None:
     if stored.dtype is not torch.uint8 or stored.shape != shape:
-        what = f"{part} of experts in MXFP4 of {stored.dtype} {tuple(stored.shape)}, not of uint8 {shape}"
-        raise refuse(what, "use a checkpoint whose config.json is its own")
+        what = (
+            f"{part} of experts in MXFP4 with {stored.dtype} {tuple(stored.shape)} instead of uint8 {shape}"
+        )
+        raise refuse(what, "use a checkpoint whose config.json belongs to its weights")
 
 
 class FusedMoEMxfp4:

@@ -74,8 +74,8 @@ class PackedWeights(ExpertWeights):
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         if in_features % group_size or out_features % AWQ.per_word:
-            sizes = f"experts of {in_features} inputs and {out_features} outputs in groups of {group_size}"
-            raise refuse(sizes, "use a checkpoint whose groups divide the experts' sizes")
+            sizes = f"experts with {in_features} inputs and {out_features} outputs in groups of {group_size}"
+            raise refuse(sizes, "use a checkpoint whose group size divides the sizes of experts")
         groups, words = in_features // group_size, out_features // AWQ.per_word
         shapes = {
             "qweight": (in_features, words),
@@ -97,8 +97,8 @@ class PackedWeights(ExpertWeights):
         mine, half = param.data[expert_id], param.shape[2] // 2
         columns = {"gate": mine[:, :half], "up": mine[:, half:], "down": mine}[shard_id]
         if columns.shape != loaded_weight.shape:
-            what = f"a part of an expert's {shard_id} of {tuple(loaded_weight.shape)}, not {tuple(columns.shape)}"
-            raise refuse(what, "use a checkpoint whose config.json is its own")
+            what = f"an expert's {shard_id} of shape {tuple(loaded_weight.shape)} instead of {tuple(columns.shape)}"
+            raise refuse(what, "use a checkpoint whose config.json belongs to its weights")
         columns.copy_(loaded_weight)
 
 

@@ -49,7 +49,7 @@ def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
     if quantised is None or quantised.quant_method != "awq":
         return original(*args, **options)
     if asked.bias or asked.act_func is not None:
-        raise refuse("packed experts with biases or an activation of their own", "use another model")
+        raise refuse("packed experts with biases or an unusual activation", "use another model")
     from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import packed_experts
 
     return packed_experts(*sizes, asked.top_k, asked.renormalize, quantised.group_size, asked.device)

@@ -23,7 +23,7 @@ class BiasedRouter(FromSpec, RouterNoauxTCImpl):
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)
         if spec.scoring_func not in ("sigmoid", "softmax"):
-            raise refuse(f"a router that scores by {spec.scoring_func!r}", "use another model")
+            raise refuse(f"a router with scoring function {spec.scoring_func!r}", "use another model")
 
     def forward(self, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Return (weights, experts), both [tokens, top_k]. logits: [tokens, experts]. bias: [experts]."""

@@ -125,8 +125,9 @@ def _inputs_maker(original: Original, engine: Any) -> Any:
     limit = engine.cache_config.max_prefill_token_num
     if lengths is not None and lengths.computed_anew and limit <= lengths.original:
         logger.warning(
-            "max_prefill_token_num is %d instead of %d: this model's cache is computed anew, at once, for texts that"
-            " outgrow its original length",
+            "max_prefill_token_num is raised to %d from %d: if a text outgrows this model's original length, one "
+            "prefill "
+            "has to recompute its whole cache",
             lengths.original + 1,
             limit,
         )

@@ -76,7 +76,7 @@ def check(config: Any) -> None:
             raise refuse(f"rope type {kind!r} with mrope_section", "use another model")
     for name, own in nested.items():
         if getattr(config, "model_type", "") != "gemma3_text" or rope_type(own) not in _LAYER_TYPES[name]:
-            raise refuse(f"rope type {rope_type(own)!r} in {name} layers alone", "use another model")
+            raise refuse(f"rope type {rope_type(own)!r} only in {name} layers", "use another model")
     if nested:
         nested["full_attention"].setdefault("factor", 1.0)
 

@@ -102,7 +102,7 @@ class TablesByLength(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, [1, N, dim]. position_ids: positions and governing lengths, int64 [2, N]."""
         is_governed = position_ids.shape[0] == 2
-        torch._check(is_governed, lambda: "this rope type needs positions and their lengths, [2, N]")
+        torch._check(is_governed, lambda: "this rope type needs positions and governing lengths, [2, N]")
         positions, lengths = position_ids[0], position_ids[1]
         angles = positions.unsqueeze(-1).float() * self.frequencies(lengths)
         return _tables(angles.unsqueeze(0), self.scale(lengths), x.dtype)

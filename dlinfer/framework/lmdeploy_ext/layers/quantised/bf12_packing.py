@@ -175,7 +175,7 @@ class Packing:
             table.put(self._model, HeadBF12(*parts), EmbeddingBF12(*parts) if self._tied else None)
         packed = [weight for weight in self._weights if weight.is_packed]
         logger.info(
-            "DLINFER_CPU_WEIGHTS=bf12: %d weights packed, of %.1f MB into %.1f MB; %d left in bfloat16",
+            "DLINFER_CPU_WEIGHTS=bf12: packed %d weights from %.1f MB into %.1f MB, and left %d in bfloat16",
             len(packed),
             sum(weight.plain_bytes for weight in packed) / 1e6,
             sum(weight.parameter.nbytes for weight in packed) / 1e6,
@@ -193,7 +193,7 @@ def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
     """
     if dtype is not torch.bfloat16:
         logger.warning(
-            "DLINFER_CPU_WEIGHTS=bf12 is for models in bfloat16: this one is loaded in %s and stays as it is.",
+            "DLINFER_CPU_WEIGHTS=bf12 has no effect: it packs only models in bfloat16, and this model is in %s.",
             str(dtype).removeprefix("torch."),
         )
         return

@@ -36,7 +36,7 @@ class _EightBit(FromSpec):
         if getattr(spec, "ep_size", 1) > 1:
             raise refuse(f"expert parallelism (ep_size={spec.ep_size})", "set ep=1")
         if getattr(spec, "custom_gateup_act", False):
-            raise refuse("quantised experts with an activation of their own", _UNQUANTISED)
+            raise refuse("quantised experts with an unusual activation", _UNQUANTISED)
 
 
 # --- a norm and linear layers

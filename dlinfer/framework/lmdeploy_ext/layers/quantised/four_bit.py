@@ -22,7 +22,7 @@ class LinearW4A16(FromSpec, LinearW4A16Impl):
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)
         if spec.w_bit != 4:
-            raise refuse(f"AWQ weights of {spec.w_bit} bits", "use a model of 4 bits")
+            raise refuse(f"AWQ weights of {spec.w_bit} bits", "use a 4-bit model")
 
     # The abstract method of LMDeploy knows neither scales nor zero points.
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -58,7 +58,7 @@ class FusedMoEW4A16(FromSpec, FusedMoEW4A16Impl):
         if spec.ep_size > 1:
             raise refuse(f"expert parallelism (ep_size={spec.ep_size})", "set ep=1")
         if spec.num_bits != 4:
-            raise refuse(f"packed experts of {spec.num_bits} bits", "use a model of 4 bits")
+            raise refuse(f"packed experts of {spec.num_bits} bits", "use a 4-bit model")
 
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Any, *weights: Tensor, **unused: Any

@@ -58,7 +58,7 @@ def pack(model: nn.Module, tied: bool) -> None:
     if reason is not None:
         if settings.current().cpu_head == "int8":
             logger.warning(
-                "DLINFER_CPU_HEAD=int8 leaves the output projection as it is stored: %s. It packs those of %s.",
+                "DLINFER_CPU_HEAD=int8 has no effect on this output projection: %s. The setting supports %s.",
                 reason,
                 ", ".join(sorted(CLASSES)),
             )

@@ -10,7 +10,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.vendor import activate_default
 
 _OPS = ("fill_quantised_kv_cache", "quantised_paged_prefill_attention", "quantised_paged_decode_attention")
-_ADVICE = "use quant_policy=0; the KV cache keeps the model's dtype"
+_ADVICE = "use quant_policy=0, which keeps the KV cache in the model's dtype"
 
 
 def is_served(quant_policy: int) -> bool:
@@ -37,7 +37,7 @@ def check_engine_config(config: Any) -> None:
     kernels = kernel_authors(vendor) if vendor is not None else {}
     missing = [op for op in _OPS if op not in kernels]
     if missing:
-        raise refuse(f"{named} with no kernel of {missing[0]}", _ADVICE, device)
+        raise refuse(f"{named} without a kernel of {missing[0]}", _ADVICE, device)
 
 
 def check_model(model_config: Any, cache_config: Any) -> None:
@@ -52,9 +52,12 @@ def check_model(model_config: Any, cache_config: Any) -> None:
         what = "sparse attention, whose op reads latents in the model's dtype"
         raise refuse(f"{named} with {what}", "use quant_policy=0")
     if is_scaled_by_token(policy) and model_config.v_head_dim == 0:
-        what = "multi-head latent attention, whose values are a part of its keys without scales of their own"
+        what = "multi-head latent attention, whose values are a part of its keys and have no scales"
         raise refuse(f"{named} with {what}", "use quant_policy=16 or 0")
     dims = (model_config.k_head_dim, model_config.v_head_dim)
     sizes = [dim or model_config.head_dim for dim in dims]
     if policy == INT4 and any(size % 2 for size in sizes):
-        raise refuse(f"{named} with heads of {sizes[0]} and {sizes[1]} elements", "use quant_policy=8 or 0")
+        raise refuse(
+            f"{named} with key heads of {sizes[0]} and value heads of {sizes[1]} elements",
+            "use quant_policy=8 or 0",
+        )

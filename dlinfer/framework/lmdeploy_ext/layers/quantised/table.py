@@ -32,9 +32,9 @@ def why_kept(model: nn.Module) -> str | None:
     if head.bias is not None:
         return "it has a bias"
     if head.weight.dtype != (getattr(embedding, "out_dtype", None) or embedding.weight.dtype):
-        return f"it is in {str(head.weight.dtype).removeprefix('torch.')}, and the model is not"
+        return f"its dtype {str(head.weight.dtype).removeprefix('torch.')} differs from the model's"
     if head.weight.shape != embedding.weight.shape:
-        return "several processes share it"
+        return "it is split over several processes"
     return None
 
 

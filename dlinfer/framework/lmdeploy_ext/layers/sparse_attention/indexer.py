@@ -36,7 +36,7 @@ class Indexer(NSAIndexFP8Impl):
         The spec's ``block_size`` is for FP8 rounding, and is not used.
         """
         if spec.fill != -1:
-            raise refuse(f"sparse attention whose places without a token hold {spec.fill}", "use fill=-1")
+            raise refuse(f"sparse attention with fill={spec.fill}", "use fill=-1")
         return cls(spec.top_k)
 
     def get_block_cache_requests(

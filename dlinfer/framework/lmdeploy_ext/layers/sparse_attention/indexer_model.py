@@ -39,7 +39,10 @@ def _build_config(original: Original, cls: Any, hf_config: Any, model_path: Any 
     if hf_config.model_type == "glm_moe_dsa":
         # transformers always rotates pairs. LMDeploy rotates halves if the configuration says nothing.
         if not getattr(hf_config, "indexer_rope_interleave", True):
-            raise refuse("GlmMoeDsaForCausalLM with indexer_rope_interleave=False", "use a model with pairs")
+            raise refuse(
+                "GlmMoeDsaForCausalLM with indexer_rope_interleave=False",
+                "use a model with indexer_rope_interleave=True",
+            )
         hf_config.indexer_rope_interleave = True
     config = DeepseekV2ModelConfigBuilder.build(hf_config, model_path=model_path, **kwargs)
     config.mla_index_topk = hf_config.index_topk

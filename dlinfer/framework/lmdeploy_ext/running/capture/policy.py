@@ -11,7 +11,7 @@ import torch
 
 _DOUBLING, _FINE = 16, 256  # sizes double up to the first, and are its multiples up to the second
 _TAKEN = {"input_ids", "position_ids", "past_key_values", "attn_metadata"}
-PREFILL = "prompts: their numbers of tokens are seldom the same twice"
+PREFILL = "a prefill, whose number of tokens is seldom the same twice"
 
 
 def compatible_size(size: int) -> int:
@@ -51,7 +51,7 @@ class CapturePolicy:
         if self.adapters:
             return "LoRA adapters, whose rows are grouped by values"
         if meta.quant_policy:
-            return "a quantised cache, whose ops look at values on the host"
+            return "a quantised cache, whose ops read values on the host"
         if inputs["position_ids"].shape[0] != 1:
             return "rotary frequencies that depend on lengths"
         if inputs["input_ids"].shape[1] != meta.kv_seqlens.shape[0]:
@@ -63,7 +63,7 @@ class CapturePolicy:
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
         """Return why no further graph may be captured; None if one may. graphs: number so far. free, total: bytes."""
         if graphs >= self.most_graphs:
-            return f"{self.most_graphs} graphs are kept already"
+            return f"the limit of {self.most_graphs} graphs is reached"
         if free < total * self.least_free:
             return f"less than {self.least_free:.0%} of the device's memory is free"
         return None

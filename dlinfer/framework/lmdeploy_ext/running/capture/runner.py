@@ -122,7 +122,7 @@ class CaptureRunner(GraphRunner):
         parameters = self.model.parameters()
         weights = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters)
         if cached != self._caches:
-            self._drop("caches were allocated anew")
+            self._drop("caches were reallocated")
         elif weights != self._weights:
             self._drop("weights were updated")
         self._caches, self._weights = cached, weights

@@ -75,7 +75,7 @@ CONFIGS = {
     "a pattern": ({"target_modules": r".*_proj"}, "is a pattern"),
     "no modules": ({"target_modules": []}, "target_modules=[]"),
     "no rank": ({"r": 0}, "r=0"),
-    "another rank": ({"r": 4}, "is not of rank 4"),
+    "another rank": ({"r": 4}, "do not have rank 4"),
 }
 
 
@@ -96,7 +96,7 @@ BROKEN = {
     "no folder": (lambda f: f.rename(f.with_name("elsewhere")), "there is no such folder"),
     "no config": (lambda f: remove(f, "adapter_config.json"), "it has no adapter_config.json"),
     "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "is not valid JSON"),
-    "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "does not hold a JSON object"),
+    "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "is not a JSON object"),
     "no weights": (lambda f: remove(f, "adapter_model.safetensors"), "it holds no weights"),
     "truncated": (
         lambda f: (f / "adapter_model.safetensors").write_bytes(
@@ -137,13 +137,16 @@ def test_good_adapters_of_either_file(tmp_path):
 
 
 TENSORS = {
-    "no LoRA": ({"base_model.model.lm_head.weight": torch.ones(2, 2)}, "is not LoRA of a linear layer"),
+    "no LoRA": (
+        {"base_model.model.lm_head.weight": torch.ones(2, 2)},
+        "is not a LoRA weight of a linear layer",
+    ),
     "half": (
         {k: v for k, v in weights().items() if not k.endswith("1.mlp.down_proj.lora_B.weight")},
-        "lora_A alone",
+        "has only lora_A",
     ),
     "none": ({}, "it has no tensors"),
-    "another rank": (weights(rank=2), "is not of rank 3"),
+    "another rank": (weights(rank=2), "do not have rank 3"),
 }
 
 
@@ -162,15 +165,19 @@ MISFITS = {
     "one layer": (
         weights(layers=range(1, 2)),
         {},
-        "no weights of model.layers.0.mlp.down_proj (2 such modules)",
+        "no weights for model.layers.0.mlp.down_proj (2 such modules)",
     ),
-    "more layers": (weights(layers=range(3)), {}, "weights of model.layers.2.mlp.down_proj"),
+    "more layers": (weights(layers=range(3)), {}, "weights for model.layers.2.mlp.down_proj"),
     "another module": (
         weights(["gate_proj", "down_proj", "up_proj"]),
         {},
-        "weights of model.layers.0.mlp.up_proj",
+        "weights for model.layers.0.mlp.up_proj",
     ),
-    "other sizes": (wide(), {}, "A of (3, 9) and B of (6, 3), where the model's has 8 inputs and 6 outputs"),
+    "other sizes": (
+        wide(),
+        {},
+        "A of size (3, 9) and B of size (6, 3), but in the model it has 8 inputs and 6 outputs",
+    ),
     "unknown": (None, {"target_modules": ["gate_proj", "down_proj", "c_attn"]}, "no module named 'c_attn'"),
     "the head": (
         None,
@@ -180,7 +187,7 @@ MISFITS = {
     "no linear": (
         None,
         {"target_modules": ["gate_proj", "down_proj", "mlp"]},
-        "no LoRA on model.layers.0.mlp",
+        "not support LoRA on model.layers.0.mlp",
     ),
 }
 
@@ -199,7 +206,7 @@ def test_two_spellings_of_one_module(tmp_path):
     first = write(tmp_path / "a")
     second = write(tmp_path / "b", target_modules=["mlp.gate_proj", "down_proj"])
     adapters.check_model(LlamaForCausalLM(), {"a": second})
-    with pytest.raises(AdapterFolderError, match=r"'mlp\.gate_proj', and 'gate_proj' is asked for, too"):
+    with pytest.raises(AdapterFolderError, match=r"'mlp\.gate_proj', but 'gate_proj' is already used"):
         adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 

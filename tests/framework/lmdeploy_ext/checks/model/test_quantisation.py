@@ -36,7 +36,7 @@ def config(quantised: dict[str, Any], name: str = "LlamaForCausalLM", **sizes: i
         (config(W8A8 | {"quant_dtype": "float8_e5m2"}), "float8_e5m2"),
         (config(W8A8, "Qwen3MoeForCausalLM"), "Qwen3MoeForCausalLM"),
         (config(W8A8, "DeepseekV2ForCausalLM"), "DeepseekV2ForCausalLM"),
-        (config({"quant_method": "fp8"}), "scales of whole tensors"),
+        (config({"quant_method": "fp8"}), "one scale for each tensor"),
         (config(BLOCKED | {"weight_block_size": [64, 64]}), r"\[64, 64\]"),
         (config(BLOCKED | {"fmt": "e5m2"}), "e5m2"),
         (config(BLOCKED | {"scale_fmt": "other"}), "other"),

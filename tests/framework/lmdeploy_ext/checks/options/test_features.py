@@ -61,7 +61,7 @@ def test_an_option_set_later_is_refused_when_the_engine_starts():
     ("asked", "engine", "words"),
     [
         ({"method": "dflash", "model": "path"}, {}, r"speculative decoding \(method 'dflash'\).*eagle3"),
-        ({"method": "eagle3"}, {}, "'eagle3' without a draft model"),
+        ({"method": "eagle3"}, {}, r"'eagle3'\) without a draft model"),
         ({"method": "eagle", "model": "path", "num_speculative_tokens": 0}, {}, "num_speculative_tokens=0"),
         ({"method": "deepseek_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
     ],
@@ -121,7 +121,7 @@ def test_a_draft_is_served_as_one_alone():
     draft = transformers.LlamaConfig(num_hidden_layers=1, **fields)
     config = ModelConfig.from_hf_config(draft, device_type="cpu", spec_method="eagle3", is_draft_model=True)
     assert config.hf_config.architectures == ["Eagle3LlamaForCausalLM"]
-    with pytest.raises(UnsupportedFeatureError, match="it drafts for speculative decoding"):
+    with pytest.raises(UnsupportedFeatureError, match="it only drafts tokens for speculative decoding"):
         ModelConfig.from_hf_config(config.hf_config, device_type="cpu")
 
 
@@ -163,7 +163,7 @@ def test_new_weights_for_a_running_engine_are_refused_by_name(owner, name, monke
         asyncio.run(found) if inspect.iscoroutine(found) else None
 
     with pytest.raises(
-        UnsupportedFeatureError, match=rf"{name}.*'cpu'.* Next step: save them as a model folder"
+        UnsupportedFeatureError, match=rf"{name}.*'cpu'.* Next step: save the new weights as a model folder"
     ):
         run()
     monkeypatch.setattr(activation, "_active", None)

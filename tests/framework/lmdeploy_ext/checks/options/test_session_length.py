@@ -55,7 +55,7 @@ def test_how_far_positions_reach(given, most):
 
 
 def test_a_session_beyond_the_models_positions_is_refused(llama):
-    said = "session_len=100000, where the model has 2048 positions"
+    said = "session_len=100000, more than the model's 2048 positions"
     (refusal,) = preflight(llama, "cpu", session_len=100000).refusals
     assert said in refusal.text and "use session_len=2048" in refusal.next_step
     with pytest.raises(UnsupportedFeatureError, match=said):
@@ -90,7 +90,7 @@ def test_a_cache_that_holds_less_than_session_len_is_told_of(asked, said, caplog
     monkeypatch.setattr(kv_memory, "_longest_session", None)
     with caplog.at_level(logging.WARNING, "dlinfer"):
         assert kv_memory._session_len.build(lambda engine: 960)(engine(asked)) == 960
-    assert ("the longest session is 960 tokens, not the 2048 of session_len" in caplog.text) == said
+    assert ("sessions may have at most 960 tokens, not the 2048 of session_len" in caplog.text) == said
     assert kv_memory.longest_session() == (960 if said else None)
 
 
@@ -99,7 +99,7 @@ def test_a_request_beyond_the_cache_is_not_called_beyond_the_models_context(monk
     monkeypatch.setattr(kv_memory, "_longest_session", 960)
     error = AsyncEngine._request_error_from_status(ResponseType.INPUT_LENGTH_ERROR)
     assert error.message == (
-        "The request is longer than the longest session that the KV cache holds (960 tokens)."
+        "The request needs more tokens than the KV cache holds for one session (960 tokens)."
     )
     assert error.status_code == 400
 

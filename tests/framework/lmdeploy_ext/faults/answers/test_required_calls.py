@@ -148,7 +148,7 @@ def test_calls_that_are_not_parallel_are_one(parser_class: Any):
 
 @pytest.mark.parametrize("parser_class", ["qwen3"], indirect=True)
 def test_a_function_that_there_is_not(parser_class: Any):
-    with pytest.raises(ValueError, match=r"'frob'; `tools` has: weather, ping"):
+    with pytest.raises(ValueError, match=r"'frob', but `tools` has: weather, ping"):
         parser_class(asked({"type": "function", "function": {"name": "frob"}}))
 
 

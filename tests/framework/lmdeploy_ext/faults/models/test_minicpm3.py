@@ -47,7 +47,7 @@ def test_what_is_computed_alike_is_served(made: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"v_head_dim": 16}, "v_head_dim=16 in place of 8"),
+        ({"v_head_dim": 16}, "v_head_dim=16 instead of 8"),
         ({"q_lora_rank": None}, "q_lora_rank=None"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 0.7}}, "mscale_all_dim"),

@@ -55,7 +55,7 @@ def test_what_is_computed_alike_is_served(made: Any) -> None:
     ("fields", "named"),
     [
         ({"rope_parameters": {"rope_type": "yarn", **SCALES}}, "PhiMoE with rope type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "longrope", "short_mscale": 1.0}}, "no short_mscale or"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_mscale": 1.0}}, "without short_mscale or"),
     ],
     ids=str,
 )

@@ -68,5 +68,5 @@ def test_layers_are_counted_by_their_types(
     built = build(Qwen3NextModelConfigBuilder, config)
     assert built.num_layers == attention
     assert [shape[0] for shape, _ in built.states_shapes] == [linear, linear]
-    with pytest.raises(UnsupportedFeatureError, match="layers of one type"):
+    with pytest.raises(UnsupportedFeatureError, match="only one type of layers"):
         build(Qwen3NextModelConfigBuilder, Qwen3NextConfig(num_hidden_layers=2, layer_types=[names["l"]] * 2))

@@ -82,7 +82,7 @@ def test_other_kinds_are_refused(bias: bool, act: Any, renormalise: bool) -> Non
     biases = (gate_up_bias, down_bias) if bias else (None, None)
     layer = experts.Experts(TOPK, EXPERTS, renormalise)
     x, ids = torch.randn(3, HIDDEN), torch.zeros(3, TOPK, dtype=torch.int64)
-    with pytest.raises(UnsupportedFeatureError, match="experts with biases or an activation"):
+    with pytest.raises(UnsupportedFeatureError, match="experts with biases, or with an activation"):
         layer.forward(x, torch.rand(3, TOPK), ids, gate_up, down, *biases, act_func=act)
 
 

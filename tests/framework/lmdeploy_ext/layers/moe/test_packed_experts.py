@@ -109,34 +109,40 @@ def test_experts_alone_are_taken_as_lmdeploy_reads_them(ignore):
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (served(AWQ_CONFIG, "DeepseekForCausalLM"), "AWQ model with experts of DeepseekForCausalLM; served are"),
-    (served(GPTQ, "Glm4MoeForCausalLM"), "gptq with experts of Glm4MoeForCausalLM; served are Mixtral"),
+    (
+        served(AWQ_CONFIG, "DeepseekForCausalLM"),
+        "AWQ model with experts of DeepseekForCausalLM; supported are",
+    ),
+    (served(GPTQ, "Glm4MoeForCausalLM"), "gptq with experts of Glm4MoeForCausalLM; supported are Mixtral"),
     (served(PACKED, "DeepseekForCausalLM"), "pack-quantized with experts of DeepseekForCausalLM"),
     (
         served(ALONE, "MixtralForCausalLM"),
-        "MixtralForCausalLM .compressed-tensors pack-quantized with experts alone",
+        "MixtralForCausalLM .compressed-tensors pack-quantized with only the experts quantised",
     ),
     (
         served(AWQ_CONFIG, moe_intermediate_size=80),
-        "moe_intermediate_size=80 is no multiple of group_size=32",
+        "moe_intermediate_size=80 is not a multiple of group_size=32",
     ),
     (served(AWQ_CONFIG | {"modules_to_not_convert": ["self_attn"]}), "not packed .self_attn"),
     (served(GPTQ | {"dynamic": {"-:.*experts.*": {}}}), "dynamic: -:.*experts"),
     (served(GPTQ | {"dynamic": {"+:.*gate$": {"bits": 8}}}), "dynamic"),
     (served(GPTQ | {"dynamic": {"-:*gate": {}}}), r"dynamic: -:\*gate"),
-    (served(GPTQ, moe_intermediate_size=100), "moe_intermediate_size = 100 is no multiple of 8"),
+    (served(GPTQ, moe_intermediate_size=100), "moe_intermediate_size = 100 is not a multiple of 8"),
     (served(ALONE | {"ignore": [*ROUTERS, "re:.*experts.*"]}), "not packed .*experts.0.gate_proj"),
     (served(ALONE | {"ignore": [*ROUTERS, "re:.*q_proj"]}), "not packed .*q_proj"),
     (served(ALONE | {"ignore": ["re:.*gate$", *NAMED]}), "with lm_head quantised"),
     (served(ALONE, mlp_only_layers=[0]), "not packed .*self_attn.q_proj"),
-    (served(ALONE, moe_intermediate_size=80), "alone, whose moe_intermediate_size = 80 is no multiple of 32"),
+    (
+        served(ALONE, moe_intermediate_size=80),
+        "quantised, whose moe_intermediate_size = 80 is not a multiple of 32",
+    ),
     (
         served(compressed("pack-quantized", INT4 | {"symmetric": False}, ignore=ALONE["ignore"])),
-        "with experts alone, with zero points",
+        "with only the experts quantised, with zero points",
     ),
     (
         served(compressed("pack-quantized", INT4 | {"group_size": 16}, ignore=ALONE["ignore"])),
-        "with experts alone, in groups of 16",
+        "with only the experts quantised, in groups of 16",
     ),
     (
         served(compressed("int-quantized", INT8, INT8_INPUTS, ignore=ALONE["ignore"]), "Qwen2MoeForCausalLM"),
@@ -230,7 +236,7 @@ def test_a_bias_of_zeros_that_experts_have_not_is_left_out():
 def test_a_part_of_other_sizes_is_refused():
     part: Any = PackedWeights(2, 64, 2 * 96, 32, None)
     for given in (torch.zeros(1, 96), torch.zeros(2, 192), torch.zeros(4, 96)):
-        with pytest.raises(UnsupportedFeatureError, match=r"expert's gate of .* not \(2, 96\)"):
+        with pytest.raises(UnsupportedFeatureError, match=r"expert's gate of .* instead of \(2, 96\)"):
             part.weight_loader(part.scales, given.half(), 0, "gate")
     with pytest.raises(UnsupportedFeatureError, match="96 inputs and 64 outputs in groups of 64"):
         PackedWeights(2, 96, 64, 64, None)
@@ -242,7 +248,7 @@ def test_a_packed_router_and_an_expert_in_floats_are_refused_as_they_are_read(co
     for name, tensor in parts.items():
         if name != "mlp.gate.weight_shape":
             with pytest.raises(
-                UnsupportedFeatureError, match="gate quantised, which LMDeploy's class has in floats"
+                UnsupportedFeatureError, match="gate quantised, which LMDeploy's class builds in floats"
             ):
                 converted(config, {name: tensor})
     with pytest.raises(UnsupportedFeatureError, match=r"not packed \(mlp.experts.0.up_proj\)"):
@@ -286,14 +292,17 @@ def test_experts_alone_keep_their_words(stored, name, into, out):
     [
         (
             {"mlp.experts.0.up_proj.weight_scale": torch.full((96, 2), 1 + 2**-10).half()},
-            "that bfloat16 has not",
+            "that bfloat16 cannot represent",
         ),
         ({"mlp.experts.0.up_proj.weight_scale": torch.ones(96, 3)}, "3 groups of 32 inputs"),
         ({"mlp.experts.0.up_proj.weight": torch.ones(96, 64)}, r"not packed \(mlp.experts.0.up_proj\)"),
-        ({"mlp.experts.0.up_proj.weight_g_idx": torch.arange(64).flip(0) // 32}, "grouped in another order"),
+        (
+            {"mlp.experts.0.up_proj.weight_g_idx": torch.arange(64).flip(0) // 32},
+            "groups the inputs of mlp.experts.0.up_proj in another order",
+        ),
         (
             {"self_attn.q_proj.weight_packed": torch.ones(4, 4).int()},
-            "self_attn.q_proj quantised, which its rules",
+            "self_attn.q_proj quantised, which its ignore rules",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -342,7 +351,7 @@ def test_what_no_op_serves_is_refused_as_a_layer_is_built(changes):
 def test_experts_with_biases_or_another_activation_are_refused(more, monkeypatch: pytest.MonkeyPatch):
     context = SimpleNamespace(quant_config=QuantizationConfig(quant_method="awq", bits=4, group_size=32))
     monkeypatch.setattr(model_patch, "get_build_model_context", lambda: context)
-    with pytest.raises(UnsupportedFeatureError, match="packed experts with biases or an activation"):
+    with pytest.raises(UnsupportedFeatureError, match="packed experts with biases or an unusual activation"):
         build_fused_moe(64, 96, 4, 2, **more)
 
 

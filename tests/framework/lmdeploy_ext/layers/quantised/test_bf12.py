@@ -126,8 +126,8 @@ def test_every_bit_of_every_layer_is_there(tmp_path, shards, tied, name, caplog)
         assert embedding.table is head.table
         assert torch.equal(embedding.table, head.table)
     assert not hasattr(got, "bf12_packing")
-    assert f"{4 * folders.LAYERS + 1} weights packed" in caplog.text
-    assert "0 left" in caplog.text
+    assert f"packed {4 * folders.LAYERS + 1} weights" in caplog.text
+    assert "left 0 in bfloat16" in caplog.text
 
 
 def test_a_layer_computes_what_it_did(tmp_path):
@@ -197,7 +197,7 @@ def test_other_dtypes_stay_and_are_told_of(tmp_path, dtype, caplog):
     folders.write(tmp_path / "m", tensors())
     with caplog.at_level(logging.WARNING, "dlinfer"):
         model = made(tmp_path / "m", dtype=dtype)
-    assert caplog.text.count("is for models in bfloat16") == 1
+    assert caplog.text.count("packs only models in bfloat16") == 1
     assert dtype in caplog.text
     assert not any(type(one.impl) is LinearBF12 for one in linear_layers(model).values())
     assert type(model.lm_head) is BaseLinear
@@ -208,7 +208,7 @@ def test_a_quantised_checkpoint_stays_and_is_told_of(tmp_path, caplog):
     folders.write(tmp_path / "m", tensors(), quantization_config=config)
     with caplog.at_level(logging.WARNING, "dlinfer"):
         model = made(tmp_path / "m", device="meta")
-    assert "quantised already (smooth_quant)" in caplog.text
+    assert "already quantised (smooth_quant)" in caplog.text
     assert not hasattr(model, "bf12_packing")
 
 

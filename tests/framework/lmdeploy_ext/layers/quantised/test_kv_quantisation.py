@@ -129,7 +129,9 @@ def test_a_vendor_without_kernels_is_refused_and_named(monkeypatch):
     monkeypatch.setitem(discovery._loaded, "bare", made)
     discovery.use("bare")
     try:
-        with pytest.raises(UnsupportedFeatureError, match="no kernel of quantised_paged_decode_attention"):
+        with pytest.raises(
+            UnsupportedFeatureError, match="without a kernel of quantised_paged_decode_attention"
+        ):
             engine_config(4)
         PytorchEngineConfig(device_type="cpu")
     finally:

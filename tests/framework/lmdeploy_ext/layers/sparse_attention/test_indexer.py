@@ -269,7 +269,7 @@ def test_the_cache_is_of_the_models_dtype_and_of_kernel_blocks() -> None:
 
 
 def test_what_the_ops_lack_is_refused() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="without a token hold 0"):
+    with pytest.raises(UnsupportedFeatureError, match="with fill=0"):
         Indexer.from_spec(index_spec(fill=0))
     changes: dict[str, Any] = {
         "sliding_window": 4,
