@@ -71,7 +71,7 @@ def check() -> FrameworkState:
     try:
         version = metadata.version("lmdeploy")
     except metadata.PackageNotFoundError:
-        step = "to serve models, `pip install --no-deps lmdeploy` (docs/start/install.md says what else it needs)"
+        step = "to serve models, run `pip install --no-deps lmdeploy` (docs/start/install.md says what else it needs)"
         return FrameworkState("lmdeploy", None, None, "", "absent", "not installed", step, "")
     return FrameworkState("lmdeploy", version, *describe(version), *_try_devices())
 
@@ -93,7 +93,7 @@ def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]
             return "failed", detail, step, traceback
     devices = ", ".join(ours)
     if not autoload:
-        detail = f"{_SWITCH} is not 1, so torch does not load dlinfer; with an import it works ({devices})"
+        detail = f"{_SWITCH} is not 1, so torch does not load dlinfer by itself; with the import it works ({devices})"
         return "manual", detail, f"add `{IMPORT_LINE}` to the script before it uses lmdeploy", ""
     return "ready", f"device_type {devices} works in scripts that never import dlinfer", "", ""
 

@@ -73,7 +73,7 @@ def paged_attention_forward(
             "leave attention_mask out, because the pages say which keys are visible",
         )
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        _refuse("attention that is not causal", "serve decoders only")
+        _refuse("attention that is not causal", "use a decoder model")
     k_cache, v_cache = pages.caches[layer]
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     ops.fill_kv_cache(k, v, k_cache, v_cache, pages.slots)

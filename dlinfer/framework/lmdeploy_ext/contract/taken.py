@@ -134,7 +134,7 @@ def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
         if definition is not None and (why := _misfit(tree, definition, call)):
             where = tree.where(definition.module, definition.node)
             used = f"{ast.unparse(call)} at {adaptor.tree.where(taken.by, call)}"
-            step = "call it as it is defined now"
+            step = "change the call to fit this definition"
             yield Drift("misbinding", adaptor.severity(taken.by), where, used, why, step)
     for name, why in COVERED.items():
         if name not in tree.paths:

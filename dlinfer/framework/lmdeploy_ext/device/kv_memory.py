@@ -32,8 +32,8 @@ logger = logging.getLogger("dlinfer")
 _SMALLEST = 16  # blocks: LMDeploy refuses fewer, and shrinks its prefill to get that many
 _GIB = 1 << 30
 _ADVICE = (
-    "set a lower num_gpu_blocks, cache_max_entry_count or max_prefill_token_num in PytorchEngineConfig, or give the "
-    "process more memory."
+    "choose num_gpu_blocks or cache_max_entry_count in PytorchEngineConfig so that the cache fits, lower "
+    "max_prefill_token_num, or give the process more memory."
 )
 
 

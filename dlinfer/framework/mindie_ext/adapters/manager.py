@@ -79,7 +79,9 @@ class AdapterManager:
         if name not in self._places:
             known = ", ".join(self._places) or "none"
             raise AdapterError(
-                name=name, detail="it is not loaded", advice=f"unload one of the loaded adapters: {known}"
+                name=name,
+                detail="it is not loaded",
+                advice=f"unload only loaded adapters (now loaded: {known})",
             )
         place = self._places.pop(name)
         for layer in self._layers.values():
@@ -105,7 +107,7 @@ class AdapterManager:
                 raise AdapterError(
                     name=adapter,
                     detail="it is not loaded",
-                    advice=f"load it first, or use one of the loaded adapters: {known}",
+                    advice=f"load it first (now loaded: {known})",
                 )
             names.append(adapter)
         return names

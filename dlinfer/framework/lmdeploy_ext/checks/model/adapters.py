@@ -83,7 +83,7 @@ class Adapter:
         rank, alpha, names = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
             raise self.fault(
-                f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}, not a rank of at least 1 and a number"
+                f"its {_CONFIG} has r={rank!r} and lora_alpha={alpha!r}; r must be at least 1, and lora_alpha a number"
             )
         if isinstance(names, str):
             detail = f"target_modules={names!r} is a pattern, but LMDeploy supports only a list of names"
@@ -214,7 +214,8 @@ def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str,
     for where, module in targets:
         if not isinstance(module, LinearBase) or ".layers." not in where:
             raise adapter.fault(
-                f"LMDeploy does not support LoRA on {where}", f"use an adapter without {target!r}"
+                f"LMDeploy does not support LoRA on {where}",
+                f"use an adapter without {target!r} in target_modules",
             )
         linear: Any = module  # each class of linear layers declares these fields itself
         outputs = linear.out_features if part is None else linear.all_out_features[part]

@@ -30,7 +30,7 @@ quantise norms of heads or of layer outputs, and use their results as if these w
 """
 
 _FLOATS = "its attention reads only floating-point weights"
-_JOINED = "LMDeploy joins its projections, and tokens with quantised ones were never compared"
+_JOINED = "LMDeploy joins its projections, and its tokens with quantised weights were never compared"
 
 FLOATS_ALONE = {
     "PhiMoEForCausalLM": _FLOATS,

@@ -43,7 +43,9 @@ def _check(async_engine: Any, ids: Any) -> None:
         reason = f"It has {len(ids)} tokens, more than session_len={async_engine.session_len}."
     reason = reason or cache_refusal(len(ids), async_engine)
     if reason is not None:
-        raise GenerationOptionError(field="input", given=repr(ids)[:80], expected=f"another text. {reason}")
+        raise GenerationOptionError(
+            field="input", given=repr(ids)[:80], expected=f"a text that the model can score. {reason}"
+        )
 
 
 @corrects(

@@ -55,7 +55,7 @@ class CapturePolicy:
         if inputs["position_ids"].shape[0] != 1:
             return "rotary frequencies that depend on lengths"
         if inputs["input_ids"].shape[1] != meta.kv_seqlens.shape[0]:
-            return "several new tokens of a sequence"
+            return "several new tokens for one sequence"
         if meta.kv_seqlens.shape[0] > self.largest:
             return f"more than {self.largest} sequences"
         return None
