@@ -46,7 +46,7 @@ def test_a_machine_without_nodes():
 
 
 def test_more_replicas_than_cores():
-    with pytest.raises(ReplicaCountError, match=r"--replicas 9 .* may use 8"):
+    with pytest.raises(ReplicaCountError, match=r"--replicas 9 .* may use only 8"):
         place(NODES, None, 9)
 
 

@@ -25,7 +25,7 @@ def cards(monkeypatch):
     ("options", "named"),
     [
         ({}, "tp=2 in graph mode"),
-        ({"eager_mode": True, "adapters": {"one": "folder"}}, "tp=2 with adapters"),
+        ({"eager_mode": True, "adapters": {"one": "folder"}}, "tp=2 with LoRA adapters"),
         ({"eager_mode": True, "distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
     ],
 )

@@ -172,7 +172,7 @@ def test_what_would_not_get_smaller_stays(tmp_path, caplog):
         assert (type(layer.impl) is LinearBF12) == ("down_proj" not in name)
     path = "model.layers.0.mlp.down_proj"
     assert torch.equal(bits(got.get_submodule(path).weight), bits(want.get_submodule(path).weight))
-    assert f"{folders.LAYERS} left" in caplog.text
+    assert f"left {folders.LAYERS} in bfloat16" in caplog.text
 
 
 def test_of_a_weight_that_comes_twice_the_second_counts(tmp_path):
