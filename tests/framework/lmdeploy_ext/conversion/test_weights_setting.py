@@ -216,7 +216,8 @@ class LlamaForCausalLM(GemmaForCausalLM):
 
 
 @pytest.mark.parametrize(
-    ("model", "says"), [(GemmaForCausalLM, "class GemmaForCausalLM"), (LlamaForCausalLM, "its dtype float32 differs")]
+    ("model", "says"),
+    [(GemmaForCausalLM, "class GemmaForCausalLM"), (LlamaForCausalLM, "its dtype float32 differs")],
 )
 @pytest.mark.parametrize("asked", ["int8", ""])
 def test_a_projection_that_stays_is_told_of_where_it_was_asked_for(model, says, asked, caplog):
