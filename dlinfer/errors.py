@@ -61,7 +61,7 @@ class OpArgumentError(DlinferError, ValueError):
 class OpCallError(DlinferError, TypeError):
     """torch refused the call itself: a missing argument, a list in place of a tensor, an unknown keyword."""
 
-    message = "dlinfer.ops.{op}: the call does not fit its signature {schema}: {detail}"
+    message = "dlinfer.ops.{op}: the call does not match the op's signature {schema}: {detail}"
 
 
 class KernelFailureError(DlinferError, RuntimeError):
@@ -69,7 +69,8 @@ class KernelFailureError(DlinferError, RuntimeError):
 
     message = "dlinfer.ops.{op} failed while computing: {detail}"
     next_step = (
-        "if memory ran out, use a smaller batch or KV cache; else report it with `dlinfer doctor --json`."
+        "if memory ran out, use a smaller batch or a smaller KV cache. Otherwise report the error with the output "
+        "of `dlinfer doctor --json`."
     )
 
 
@@ -93,13 +94,13 @@ class KernelSignatureError(DlinferError, TypeError):
     """A vendor registers a kernel, or a rule of a kernel, whose parameters differ from the op's."""
 
     message = "vendor {vendor!r}: the {what} for {op!r} takes {given}, but the op passes {expected}."
-    next_step = "give the kernel and its rule the op's parameter names in the op's order."
+    next_step = "declare the kernel and its rule with the op's parameter names, in the op's order."
 
 
 class UnknownOpError(DlinferError, KeyError):
     """A kernel is registered for an op that does not exist."""
 
-    message = "vendor {vendor!r} registers a kernel for {op!r}, which is no dlinfer op. Known: {known}."
+    message = "vendor {vendor!r} registers a kernel for {op!r}, but there is no such op. Known ops: {known}."
 
     def __str__(self) -> str:  # KeyError would show the message's repr
         return str(self.args[0])
@@ -156,39 +157,42 @@ class VendorLoadError(DlinferError, RuntimeError):
 class UnknownToolchainError(DlinferError, ValueError):
     """A toolchain was named that no installed vendor has."""
 
-    message = "there is no toolchain {name!r}. Known: {known}."
-    next_step = "`dlinfer toolchain list` shows them."
+    message = "there is no toolchain {name!r}. Known toolchains: {known}."
+    next_step = "run `dlinfer toolchain list` to see all toolchains."
 
 
 class ToolchainMissingError(DlinferError, RuntimeError):
     """A toolchain's environment is needed, but not installed."""
 
     message = "the toolchain {toolchain!r} cannot be used: {reason} ({folder})."
-    next_step = "`dlinfer toolchain install {toolchain}`, or `make toolchains` for all of them."
+    next_step = "run `dlinfer toolchain install {toolchain}`. In a checkout, `make toolchains` installs all toolchains."
 
 
 class ToolchainInterpreterError(DlinferError, RuntimeError):
     """No CPython of the version that a toolchain needs was found."""
 
-    message = "the toolchain {toolchain!r} needs CPython {version} to be made with: {looked}."
+    message = "the toolchain {toolchain!r} needs CPython {version}, which was not found: {looked}."
     next_step = (
-        "install it by one of: `uv python install {version}`; `pyenv install {version}`; "
-        "`apt install python{version} python{version}-venv`; then try again."
+        "install CPython {version} with `uv python install {version}`, `pyenv install {version}` or `apt install "
+        "python{version} python{version}-venv`, then try again."
     )
 
 
 class ToolchainDiskError(DlinferError, OSError):
     """The disk of the cache folder has less room than a toolchain takes."""
 
-    message = "the toolchain {toolchain!r} takes {needed} while it is made, and {folder} has {free} free."
+    message = (
+        "the toolchain {toolchain!r} needs {needed} of disk space during its installation, but {folder} has only "
+        "{free} free."
+    )
     next_step = "make room there, or set DLINFER_CACHE_DIR to a folder on another disk."
 
 
 class ToolchainInstallError(DlinferError, RuntimeError):
     """A step in the installation of a toolchain failed. The incomplete environment is removed."""
 
-    message = "the toolchain {toolchain!r} could not be made: `{command}` failed: {detail}."
-    next_step = "check that PyPI can be reached (pip's settings and proxies count), then try again."
+    message = "the toolchain {toolchain!r} could not be installed: `{command}` failed: {detail}."
+    next_step = "check that this machine reaches PyPI (pip's settings and proxies apply), then try again."
 
 
 # --- frameworks
@@ -214,9 +218,9 @@ class MemoryPlanError(DlinferError, RuntimeError):
 class ModelMemoryError(DlinferError, RuntimeError):
     """A model does not fit into the memory that this process may use, with any KV cache."""
 
-    message = "the model does not fit: it needs {needed}, {free} are free for this process ({source})."
+    message = "the model does not fit: it needs {needed}, but {free} are free for this process ({source})."
     next_step = (
-        "give the process more memory, or lower max_prefill_token_num and max_batch_size, num_gpu_blocks or "
+        "give the process more memory, or lower max_prefill_token_num, max_batch_size, num_gpu_blocks or "
         "cache_max_entry_count. On a CPU, DLINFER_CPU_WEIGHTS=int8, int4 or bf12 packs weights as they load."
     )
 
@@ -224,20 +228,20 @@ class ModelMemoryError(DlinferError, RuntimeError):
 class DeviceConflictError(DlinferError, RuntimeError):
     """A framework was asked for a second device type that it cannot run beside the first, in one process."""
 
-    message = "{framework} already runs on device_type {active!r} in this process; {given!r} was asked for."
-    next_step = "use a second process for the second device_type."
+    message = "{framework} already runs on device_type {active!r} in this process, so it cannot run on {given!r} too."
+    next_step = "start a second process for the second device_type."
 
 
 class DeviceWithoutVendorError(DlinferError, RuntimeError):
     """No installed package provides the vendor of a framework's device type."""
 
     message = (
-        "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer itself "
-        "brings the op interface only, not that vendor's kernels and graph runner."
+        "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer "
+        "itself has only the op interface for this device, no kernels and no graph runner."
     )
     next_step = (
-        "install the vendor's package (an entry point {device!r} in the group {group}; `dlinfer doctor` lists what is "
-        "there), or use device_type 'cpu'."
+        "install a package with the entry point {device!r} in the group {group} (`dlinfer doctor` lists installed "
+        "vendors), or use device_type 'cpu'."
     )
 
 
@@ -245,10 +249,10 @@ class DeviceUnknownError(DlinferError, RuntimeError):
     """A serving framework asked for a device that no installed vendor describes."""
 
     message = (
-        "no installed vendor describes device {device!r} to serving frameworks (memory, streams, ...); "
-        "installed: {vendors}."
+        "no installed vendor describes device {device!r} (memory, streams, ...) to serving frameworks. Installed "
+        "vendors: {vendors}."
     )
-    next_step = "install or repair the vendor's package; `dlinfer doctor` says why it is not available."
+    next_step = "install or repair the vendor's package; `dlinfer doctor` shows why it is not available."
 
 
 class ModelFolderError(DlinferError, ValueError):
@@ -276,14 +280,14 @@ class EngineStartError(DlinferError, RuntimeError):
     """A framework's engine process ended before it could serve."""
 
     message = "the engine process of {framework} ended while it was starting: {detail}."
-    next_step = "read what the engine process printed above; this is the last it said."
+    next_step = "look for the cause in the output of the engine process above."
 
 
 class FrameworkSourceError(DlinferError, ValueError):
     """A folder is not a framework's source, or its source cannot be parsed."""
 
     message = "{folder} cannot be read as a framework's source: {detail}."
-    next_step = "give the folder that an unpacked wheel holds the package in."
+    next_step = "pass the package's folder, or the folder that holds it, such as an unpacked wheel."
 
 
 # --- graphs
@@ -293,7 +297,9 @@ class CaptureError(DlinferError, RuntimeError):
     """A model cannot be captured as a graph. Unless the fallback policy is ``error``, it runs eagerly instead."""
 
     message = "the model cannot be captured as a graph: {reason} (at {line})."
-    next_step = "change that line, or run it eagerly: DLINFER_FALLBACK=warn, or without torch.compile."
+    next_step = (
+        "change that line, or run the model eagerly: with DLINFER_FALLBACK=warn, or without torch.compile."
+    )
 
 
 class PassError(DlinferError, RuntimeError):
@@ -301,7 +307,8 @@ class PassError(DlinferError, RuntimeError):
 
     message = "the graph is not valid after {stage}: {detail}."
     next_step = (
-        "report it with `dlinfer doctor --json`; options={{'passes': {{'{stage}': False}}}} leaves it out."
+        "report the error with the output of `dlinfer doctor --json`. Until it is fixed, switch the pass off with "
+        "options={{'passes': {{'{stage}': False}}}}."
     )
 
 
@@ -309,7 +316,9 @@ class GraphRunError(DlinferError, RuntimeError):
     """A compiled graph failed while running; the model stays usable."""
 
     message = "{region} failed at node {node!r} ({op}), from {line}: {detail}."
-    next_step = "if memory ran out, use a smaller batch; else report it with `dlinfer doctor --json`."
+    next_step = (
+        "use a smaller batch if memory ran out; else report this and the output of `dlinfer doctor --json`."
+    )
 
 
 class CompileOptionError(DlinferError, ValueError):
@@ -323,33 +332,31 @@ class EngineUnavailableError(DlinferError, RuntimeError):
     """The requested graph engine is provided by no vendor, or cannot run here."""
 
     message = "graph engine {engine!r} is not available: {reason}. Available: {available}."
-    next_step = "choose one of these, or install what it needs (`dlinfer doctor` shows it)."
+    next_step = "choose an available engine, or install what this engine needs (`dlinfer doctor` shows it)."
 
 
 class EngineResultError(DlinferError, RuntimeError):
     """A graph engine returned a result with another dtype or other sizes than the graph's; the result is dropped."""
 
-    message = (
-        "graph engine {engine!r} gave {given} as result {index} of {region}, and the graph has {expected}."
-    )
-    next_step = "choose another engine for this model, and report it with `dlinfer doctor --json`."
+    message = "graph engine {engine!r} returned {given} as result {index} of {region}, not {expected}."
+    next_step = "choose another engine for this model, and report the error with the output of `dlinfer doctor --json`."
 
 
 class KVLayoutChangedError(DlinferError, RuntimeError):
     """A compiled graph is called while another vendor is active, whose KV cache layout differs from the graph's."""
 
     message = (
-        "the graph was compiled for KV caches laid out as {made_for}, and vendor {vendor!r}, which is active for "
+        "the graph was compiled for KV caches laid out as {made_for}, but vendor {vendor!r}, which is active for "
         "device {device!r} now, lays them out as {given}."
     )
-    next_step = "compile again, or make the former vendor active with dlinfer.vendor.use."
+    next_step = "compile the graph again, or activate the former vendor with dlinfer.vendor.use."
 
 
 class TorchStateChangedError(DlinferError, RuntimeError):
     """A compiled graph is called while torch's settings for the process differ from those at compilation."""
 
-    message = "the graph was compiled with {what} {compiled_for}; it is {given} now, which changes results."
-    next_step = "set it as it was, or compile or load the graph again as it is now."
+    message = "the graph was compiled with {what} = {compiled_for}, but {what} = {given} now, which changes results."
+    next_step = "restore the former value, or compile or load the graph again with the new value."
 
 
 class InferenceOnlyError(DlinferError, RuntimeError):
@@ -362,22 +369,22 @@ class InferenceOnlyError(DlinferError, RuntimeError):
 class ExplanationError(DlinferError, ValueError):
     """An explanation cannot be read, or cannot be written in a file format, or has no model to run again."""
 
-    message = "the explanation cannot be given: {detail}."
+    message = "explanation: {detail}."
     next_step = "see docs/guides/debug.md."
 
 
 class NotAFunctionError(DlinferError, RuntimeError):
     """A region writes memory in a way that results cannot express, and its engine takes no pointers, only results."""
 
-    message = "node {node} has no meaning as values: {reason}."
-    next_step = "use engine 'inductor' for this model, or let the fallback policy run the region by torch."
+    message = "node {node} cannot be functionalized: {reason}."
+    next_step = "use engine 'inductor', or use fallback 'warn' or 'allow' to run the region eagerly."
 
 
 class NotExportableError(DlinferError, RuntimeError):
     """A node of a graph cannot be written as ONNX."""
 
     message = "node {node} ({op}) cannot be written as ONNX: {reason}."
-    next_step = "let the fallback policy run it outside the engine (fallback 'warn'), or use another engine."
+    next_step = "use fallback 'warn' or 'allow' to run the node outside the engine, or use another engine."
 
 
 class ProviderUnavailableError(DlinferError, RuntimeError):
@@ -386,7 +393,7 @@ class ProviderUnavailableError(DlinferError, RuntimeError):
     message = (
         "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
     )
-    next_step = "install the onnxruntime package that has it (onnxruntime-gpu, ...), or choose another."
+    next_step = "install the onnxruntime package with this provider (onnxruntime-gpu, ...), or use another."
 
 
 class ProviderFallbackError(DlinferError, RuntimeError):
@@ -413,7 +420,7 @@ class ArtifactInputError(DlinferError, ValueError):
     """A compiled artifact was called with an input that it was not compiled for."""
 
     message = "input {name!r} does not fit the artifact: expected {expected}, given {given}."
-    next_step = "pass what it was compiled for, or compile again with dynamic_shapes for sizes that change."
+    next_step = "pass an input of that kind, or compile again with dynamic_shapes for sizes that change."
 
 
 # --- artifacts
@@ -423,7 +430,7 @@ class ArtifactError(DlinferError, RuntimeError):
     """Base of the errors of artifact files; ``except ArtifactError`` catches them all."""
 
     message = "the artifact {source} cannot be used: {detail}."
-    next_step = "make it again with `artifact.save()`."
+    next_step = "write the artifact again with `artifact.save()`."
 
 
 class ArtifactNotFoundError(ArtifactError, OSError):
@@ -436,22 +443,22 @@ class ArtifactNotFoundError(ArtifactError, OSError):
 class ArtifactCorruptError(ArtifactError, ValueError):
     """An artifact is truncated or altered, or has contents that ``save`` never writes. Nothing in it was used."""
 
-    message = "the artifact {source} is not sound: {detail}."
-    next_step = "copy it again from where it was made, or make it again."
+    message = "the artifact {source} cannot be read: {detail}."
+    next_step = "copy the file again from its origin, or write it again with `artifact.save()`."
 
 
 class ArtifactVersionError(ArtifactError):
     """An artifact has another version of the format, or an op of another version."""
 
-    message = "the artifact {source} needs {what} {wanted}, here is {here}."
-    next_step = "install that version, or make the artifact again with this one."
+    message = "the artifact {source} needs {what} {wanted}, but this installation has {here}."
+    next_step = "install the version that the artifact needs, or compile and save the artifact again here."
 
 
 class ArtifactKeyError(ArtifactError, ValueError):
     """An encrypted artifact is opened without its key, or with another one."""
 
-    message = "the artifact {source} is encrypted, and {detail}."
-    next_step = "pass the key it was saved with: dlinfer.load(path, key=...)."
+    message = "the key for the artifact {source} cannot be used: {detail}."
+    next_step = "pass the key that the artifact was saved with: dlinfer.load(path, key=...)."
 
 
 class ArtifactStorageError(ArtifactError, ValueError):
@@ -474,14 +481,14 @@ class SessionOptionError(DlinferError, ValueError):
 class SessionCallError(DlinferError, ValueError):
     """A Session has no entry, input, output or tensor of the requested name, or cannot do what a call asks for."""
 
-    message = "the session has no {what} {name!r}: {detail}."
-    next_step = "ask `session.get_graph_names()` and `session.signature(entry)` for what there is."
+    message = "{what} {name!r}: {detail}."
+    next_step = (
+        "`session.get_graph_names()` lists entries; `session.signature(entry)` lists inputs and outputs."
+    )
 
 
 class BatchCollectorError(DlinferError, ValueError):
     """A sample does not fit into a BatchCollector, or the collector has no free place."""
 
     message = "the batch collector of {dtype} {shape}: {detail}."
-    next_step = (
-        "pass samples of the collector's dtype and of its sizes but the first, and free() what was run."
-    )
+    next_step = "pass samples of the collector's dtype and sizes, and free() samples that were run."

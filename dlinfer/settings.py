@@ -35,7 +35,7 @@ def _choice(*allowed: str) -> Callable[[str, str], str]:
 def _words(*allowed: str) -> Callable[[str, str], str]:
     def parse(variable: str, text: str) -> str:
         if not {word.strip() for word in text.split(",")} <= {*allowed, ""}:
-            expected = "any of " + ", ".join(allowed) + " with commas between"
+            expected = "a comma-separated list of " + ", ".join(allowed)
             raise SettingError(variable=variable, given=text, expected=expected)
         return text
 
@@ -46,7 +46,7 @@ def _pairs(variable: str, text: str) -> str:
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
-            raise SettingError(variable=variable, given=text, expected="name=value with commas between")
+            raise SettingError(variable=variable, given=text, expected="a comma-separated list of name=value")
     return text
 
 
@@ -87,13 +87,14 @@ class Settings:
         "DLINFER_FALLBACK",
         _choice(*FALLBACK_POLICIES),
         "what happens when the active vendor has no native kernel for a call: allow runs the reference and "
-        "counts, warn also says so once for each reason, error refuses",
+        "counts the call, warn also warns once for each reason, error raises FallbackError",
     )
     vendor: str = _setting(
         "",
         "DLINFER_VENDOR",
         _text,
-        "vendor to activate for its device type at first use, not the available one of highest priority",
+        "vendor to activate for its device type at first use; empty activates the available vendor of "
+        "highest priority",
     )
     linear_use_nn_layout: bool = _setting(
         False,
@@ -113,23 +114,25 @@ class Settings:
         0.25,
         "DLINFER_CPU_STEP_SECONDS",
         _positive,
-        "seconds between two tokens of a stream while LMDeploy's device cpu also reads prompts. A step reads as many "
-        "prompt tokens as this time allows, by measurement. A smaller time lets prompts wait longer",
+        "target time in seconds between two tokens of a stream while LMDeploy's device cpu also reads "
+        "prompts. A step reads as many prompt tokens as this time allows, by measurement. With a smaller "
+        "time, prompts wait longer",
     )
     cpu_prompt_seconds: float = _setting(
         2.0,
         "DLINFER_CPU_PROMPT_SECONDS",
         _positive,
-        "seconds of a step of LMDeploy's device cpu that only reads prompts, at most max_prefill_token_num tokens: new "
-        "and cancelled requests wait as long",
+        "time in seconds of a step of LMDeploy's device cpu that only reads prompts, at most "
+        "max_prefill_token_num tokens. New and cancelled requests wait until the step ends",
     )
     cpu_isa: str = _setting(
         "",
         "DLINFER_CPU_ISA",
         _choice(*CPU_ISAS),
-        "the highest instructions that the cpu vendor's C++ kernels may use: sse42, avx2, avx512, avx512_bf16, "
-        "avx512_fp16 or amx, each with all before it; empty is everything that this CPU has. For tests on any CPU with "
-        "AVX2: avx512_model, avx512_bf16_model and amx_model compute these instructions in software, many times slower",
+        "the highest instruction set that the cpu vendor's C++ kernels may use: sse42, avx2, avx512, "
+        "avx512_bf16, avx512_fp16 or amx; each includes the ones before it. Empty allows everything that "
+        "this CPU has. For tests on any CPU with AVX2: avx512_model, avx512_bf16_model and amx_model "
+        "compute these instructions in software, many times slower",
     )
     cpu_weights: str = _setting(
         "",
@@ -143,76 +146,80 @@ class Settings:
         "",
         "DLINFER_CPU_HEAD",
         _choice("int8", "kept"),
-        "how LMDeploy's device cpu packs the output projection, with a tied embedding, while it loads. int8 packs it "
-        "in 8 bits. kept leaves it as it is stored. Empty follows DLINFER_CPU_WEIGHTS (int8 for int4), else kept",
+        "how LMDeploy's device cpu packs the output projection, and a tied embedding, while it loads. int8 packs "
+        "it in 8 bits. kept leaves it as it is stored. Empty packs it as DLINFER_CPU_WEIGHTS says, but in 8 bits "
+        "for int4",
     )
     cpu_activations: str = _setting(
         "",
         "DLINFER_CPU_ACTIVATIONS",
         _choice("int8"),
-        "int8: 33 rows or more that meet a weight of 4 bits are rounded to 8 bits, by row and group of at most 128, on "
-        "CPUs with AVX-512 VNNI. Prompts are read faster, rounded as OpenVINO rounds them. Empty keeps the rows",
+        "int8: on CPUs with AVX-512 VNNI, 33 or more rows that are multiplied by a weight of 4 bits are first "
+        "rounded to 8 bits. Each row and group of at most 128 has a scale. Prompts are read faster, rounded as "
+        "OpenVINO rounds them. Empty does not round the rows",
     )
     max_requests: int | None = _setting(
         None,
         "DLINFER_MAX_REQUESTS",
         _count,
-        "requests that LMDeploy's api_server holds at once, running and waiting; the next one is answered 429 with "
-        "Retry-After; empty is no limit",
+        "most requests, running and waiting, that LMDeploy's api_server holds at once. The next request is "
+        "answered 429 with Retry-After. Empty sets no limit",
     )
     request_seconds: float | None = _setting(
         None,
         "DLINFER_REQUEST_SECONDS",
         _positive,
-        "seconds after which LMDeploy's api_server cancels a request: it is answered 504, or its stream is cut; a "
-        "request's header X-Request-Timeout may ask for less; empty is no limit",
+        "seconds after which LMDeploy's api_server cancels a request: it answers 504, or ends the stream. A "
+        "request's header X-Request-Timeout may ask for less time. Empty sets no limit",
     )
     engine: str = _setting(
         "",
         "DLINFER_ENGINE",
         _text,
-        "graph engine where a compilation names none; empty is the default of the device's vendor",
+        "graph engine of compilations that name no engine; empty is the default engine of the device's "
+        "vendor",
     )
     engine_options: str = _setting(
         "",
         "DLINFER_ENGINE_OPTIONS",
         _pairs,
-        "options of the engine that DLINFER_ENGINE names, as name=value with commas between; "
+        "options of the engine that DLINFER_ENGINE names, as comma-separated name=value; "
         "docs/reference/engines.md lists them",
     )
     small_regions: str = _setting(
         "eager",
         "DLINFER_SMALL_REGIONS",
         _choice("eager", "engine"),
-        "parts of a graph that cost more to enter or to compile than they save: eager leaves them to single "
-        "kernels, engine compiles them all the same",
+        "how to run parts of a graph that cost more to enter or to compile than they save: eager runs them "
+        "as single kernels, engine compiles them nevertheless",
     )
     cache_dir: str = _setting(
         "",
         "DLINFER_CACHE_DIR",
         _text,
-        "folder of compiled graphs, kernels and toolchains; empty is dlinfer in the user's cache folder",
+        "folder for compiled graphs, kernels and toolchains; empty is the folder dlinfer in the user's "
+        "cache folder",
     )
     sophgo_emulate: str = _setting(
         "",
         "DLINFER_SOPHGO_EMULATE",
         _choice("bm1684x", "bm1688"),
-        "Sophgo chip that is emulated as every device; empty is the machine's own chips, or without one the emulator "
-        "of the chip that a bmodel was made for",
+        "Sophgo chip to emulate as every device; empty uses the machine's own chips, or without a chip "
+        "emulates the chip that a bmodel was compiled for",
     )
     sophgo_timeout: float = _setting(
         600.0,
         "DLINFER_SOPHGO_TIMEOUT",
         _positive,
-        "seconds after which a call of Sophgo's runtime that has not come back (loading a bmodel, running a network) "
-        "is given up and its worker process ended",
+        "longest time in seconds of one call of Sophgo's runtime (loading a bmodel, running a network); "
+        "after it, the call fails and its worker process is killed",
     )
     debug: str = _setting(
         "",
         "DLINFER_DEBUG",
         _words(*DEBUG_TOPICS, "all"),
-        "what graph mode prints to stderr while it compiles: any of graph, passes, placement, cache, all, with "
-        "commas between",
+        "what graph mode prints to stderr while it compiles: a comma-separated list of graph, passes, "
+        "placement, cache, all",
     )
 
 

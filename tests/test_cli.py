@@ -163,7 +163,7 @@ BAD_SIGNATURE = LOADS.replace("return {}", "return {'rms_norm': lambda x, eps, w
         ("VENDOR = 3", "it gives 3, not a Vendor"),
         (healthy("acme", "cpu", probe="1 / 0"), "its probe failed with ZeroDivisionError"),
         (NEEDS_SDK, "its kernels cannot be loaded: ModuleNotFoundError: No module named 'acme_sdk'"),
-        (UNKNOWN_OP, "'rms_norn', which is no dlinfer op"),
+        (UNKNOWN_OP, "'rms_norn', but there is no such op"),
         (BAD_SIGNATURE, "the kernel for 'rms_norm' takes"),
     ],
     ids=["import", "wrong object", "probe", "kernels", "unknown op", "signature"],
@@ -207,7 +207,7 @@ def test_only_the_reference_left_is_status_1(capsys, environment, monkeypatch):
     monkeypatch.setattr(discovery, "get", get)
     assert report(capsys, status=1)["healthy"] is False
     _, out = run(capsys, "doctor")
-    assert "FAIL: no vendor but the reference can run here" in out
+    assert "FAIL: only the reference vendor can run here" in out
 
 
 def test_native_reference_and_none(capsys, environment, plugins):
@@ -265,7 +265,7 @@ def test_a_wrong_setting_is_a_problem_not_a_crash(capsys, environment):
     found = report(capsys, status=1)
     assert "expected one of allow, warn, error" in found["problems"][0]
     _, out = run(capsys, "doctor")
-    assert "FAIL: correct the above first" in out
+    assert "FAIL: solve the problems above first" in out
 
 
 def test_an_unknown_vendor_in_the_setting_is_a_problem(capsys, environment):

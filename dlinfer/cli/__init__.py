@@ -39,7 +39,7 @@ def parser_of_all() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--selftest",
         action="store_true",
-        help="run the self-test cases of each engine that never ran on this machine; without it they are only counted",
+        help="run the engines' self-test cases that never ran on this machine; by default they are only counted",
     )
     doctor.set_defaults(run=_doctor)
     _add_explain(commands)
@@ -68,22 +68,28 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_explain(commands: Any) -> None:
-    text = "show what graph mode makes of a model: graphs, fusions, where each node runs, and why"
+    text = "compile a model in graph mode and show its graphs, its fusions, where each node runs, and why"
     explain = commands.add_parser(
         "explain",
         help=text,
-        description=f"{_sentence(text)}. Prefill and one decode step with a static cache.",
+        description=f"{_sentence(text)}. The model runs a prefill and one decode step with a static KV cache.",
     )
-    explain.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
-    explain.add_argument("--batch", type=_positive, default=2, metavar="N", help="sequences (default 2)")
     explain.add_argument(
-        "--prompt-length", type=_positive, default=8, metavar="N", help="tokens each (default 8)"
+        "folder", metavar="MODEL_FOLDER", type=Path, help="model folder in the format of Hugging Face"
     )
-    explain.add_argument("--engine", help="graph engine (default: that of the device's vendor)")
-    explain.add_argument("--static", action="store_true", help="take all sizes as constants, not as symbols")
+    explain.add_argument(
+        "--batch", type=_positive, default=2, metavar="N", help="number of sequences (default 2)"
+    )
+    explain.add_argument(
+        "--prompt-length", type=_positive, default=8, metavar="N", help="tokens in each prompt (default 8)"
+    )
+    explain.add_argument("--engine", help="graph engine (default: the default engine of the device's vendor)")
+    explain.add_argument(
+        "--static", action="store_true", help="start with constant sizes, not with symbolic sizes"
+    )
     for form, what in (("txt", "as text"), ("json", "as JSON"), ("html", "as a page with the graph drawn")):
         explain.add_argument(
-            f"--{form}", type=Path, metavar="FILE", help=f"write all that is known to FILE {what}"
+            f"--{form}", type=Path, metavar="FILE", help=f"write the full explanation to FILE {what}"
         )
     explain.set_defaults(run=_explain)
 
@@ -91,7 +97,7 @@ def _add_explain(commands: Any) -> None:
 def _add_compile(commands: Any) -> None:
     from dlinfer.cli import compile
 
-    text = "compile a model folder to the file that a vendor's runtime takes"
+    text = "compile a model folder to a file for a vendor's own runtime"
     command = commands.add_parser("compile", help=text, description=f"{_sentence(text)}.")
     compile.add_arguments(command)
     command.set_defaults(run=compile.run)
@@ -100,9 +106,7 @@ def _add_compile(commands: Any) -> None:
 def _add_conformance(commands: Any) -> None:
     from dlinfer.cli import conformance
 
-    text = (
-        "ask a vendor's kernels and engine everything that it claims, and name every claim that does not hold"
-    )
+    text = "test every claim of a vendor's kernels and engine, and list every claim that does not hold"
     command = commands.add_parser(
         "conformance",
         help=text,
@@ -116,9 +120,7 @@ def _add_conformance(commands: Any) -> None:
 def _add_contract(commands: Any) -> None:
     from dlinfer.cli import contract
 
-    text = (
-        "compare the calls that LMDeploy's source makes to dlinfer with dlinfer itself; list every difference"
-    )
+    text = "check LMDeploy's source against dlinfer's interface, and list every difference"
     command = commands.add_parser(
         "contract", help=text, description=f"{_sentence(text)}.", epilog=contract.EXIT
     )
@@ -129,7 +131,7 @@ def _add_contract(commands: Any) -> None:
 def _add_new_vendor(commands: Any) -> None:
     from dlinfer.cli import new_vendor
 
-    text = "write a package with a vendor to begin with: kernels, a device, an engine, and its conformance"
+    text = "create a starter package for a new vendor: kernels, a device, an engine and a conformance test"
     command = commands.add_parser(
         "new-vendor",
         help=text,
@@ -143,7 +145,9 @@ def _add_new_vendor(commands: Any) -> None:
 def _add_preflight(commands: Any) -> None:
     from dlinfer.cli import preflight
 
-    text = "check a model folder for LMDeploy before weights load: refusals, ops, memory"
+    text = (
+        "check whether LMDeploy can serve a model folder, without loading its weights: refusals, ops, memory"
+    )
     command = commands.add_parser(
         "preflight", help=text, description=f"{_sentence(text)}.", epilog=preflight.EXIT
     )
@@ -165,7 +169,7 @@ def _add_quantise(commands: Any) -> None:
 def _add_serve(commands: Any) -> None:
     from dlinfer.cli import serve
 
-    text = "serve a model with one LMDeploy server for each NUMA node, or several, behind a router"
+    text = "serve a model with one or more LMDeploy servers for each NUMA node, behind a router"
     command = commands.add_parser(
         "serve",
         help=text,
@@ -183,11 +187,11 @@ def _add_toolchain(commands: Any) -> None:
         "toolchain", help=text, description=f"{_sentence(text)} (docs/vendors/toolchains.md)."
     )
     actions = toolchain.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
-    actions.add_parser("list", help="show which there are, and which are installed")
+    actions.add_parser("list", help="list all toolchains and show which are installed")
     for name, what in (
-        ("install", "make their environments in the user's cache folder, where they are not there yet"),
-        ("path", "print where they lie"),
-        ("remove", "remove them"),
+        ("install", "install toolchains into dlinfer's cache folder"),
+        ("path", "print the folders of installed toolchains"),
+        ("remove", "delete installed toolchains"),
     ):
         actions.add_parser(name, help=what).add_argument("names", metavar="NAME", nargs="+")
     toolchain.set_defaults(run=_toolchain)
@@ -200,12 +204,12 @@ def _sentence(text: str) -> str:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 _DOCTOR_EXIT = (
-    "Exit status: 0 when ops can run on a vendor other than the reference and no problem was found, else 1."
+    "Exit status: 0 if ops can run on a vendor other than the reference and no problem was found, else 1."
 )
 
 

@@ -28,8 +28,8 @@ def problem() -> str:
     if not failed:
         return ""
     return (
-        f"import torch fails here, and everything that needs it ({failed}); this report was made with {SWITCH}=0. "
-        "Next step: follow the advice for that package's vendor below, or uninstall the package."
+        f"import torch fails here ({failed}), so everything that needs torch fails. This report was made with "
+        f"{SWITCH}=0. Next step: follow the advice for that package's vendor below, or uninstall the package."
     )
 
 

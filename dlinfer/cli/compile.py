@@ -19,34 +19,52 @@ _AGAIN = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="MODEL_FOLDER", type=Path, help="a model as Hugging Face saves it")
+    parser.add_argument(
+        "folder", metavar="MODEL_FOLDER", type=Path, help="model folder in the format of Hugging Face"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument("--engine", choices=ENGINES, required=True, help="whose compiler")
-    parser.add_argument("--chip", default="bm1684x", help="bm1684x (default), bm1688 or bm1690")
+    parser.add_argument("--engine", choices=ENGINES, required=True, help="engine whose compiler to use")
+    parser.add_argument(
+        "--chip", default="bm1684x", help="chip to compile for: bm1684x (default), bm1688 or bm1690"
+    )
     parser.add_argument(
         "--quantize",
         default="F16",
-        help="F32, F16 (default), BF16, or weights of 8 or 4 bits: W8F16, W8BF16, W4F16, W4BF16",
+        help="number format: F32, F16 (default), BF16, or with weights of 8 or 4 bits: W8F16, W8BF16, W4F16, W4BF16",
     )
     parser.add_argument(
-        "--seq-length", type=int, default=512, metavar="N", help="tokens of prompt and answer (default 512)"
+        "--seq-length",
+        type=int,
+        default=512,
+        metavar="N",
+        help="most tokens of prompt and answer together (default 512)",
     )
     parser.add_argument(
         "--stages",
         type=_lengths,
         default=(),
         metavar="N,N",
-        help="lengths of prompts that one prefill takes, ascending (default: a single stage of length --seq-length)",
+        help="prompt lengths to compile prefills for, in ascending order (default: --seq-length only)",
     )
-    parser.add_argument("--cores", type=int, default=1, metavar="N", help="of the chip (default 1)")
     parser.add_argument(
-        "--group-size", type=int, default=64, metavar="N", help="weights of 4 bits to a scale (default 64)"
+        "--cores", type=int, default=1, metavar="N", help="number of the chip's cores to use (default 1)"
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="number of 4-bit weights that share a scale (default 64)",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="number of parallel compilations (default 1)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=3600.0, metavar="S", help="seconds for one net (default 3600)"
+        "--timeout",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="time limit in seconds for one net (default 3600)",
     )
 
 
@@ -57,7 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
             _sophgo(arguments)
     except KeyboardInterrupt as end:
         number = _number(end)
-        text = f"{signal.Signals(number).name}: {arguments.output} was not written; nets that are compiled are kept"
+        text = (
+            f"{signal.Signals(number).name}: {arguments.output} was not written; compiled nets are kept for the "
+            "next try"
+        )
         sys.stderr.write(f"ended by {text}\n")
         return 128 + number
     except (DlinferError, OSError) as error:
@@ -162,4 +183,4 @@ def _lengths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma-separated list of whole numbers") from None

@@ -19,21 +19,30 @@ EXIT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("vendor", metavar="VENDOR", help="a vendor's name, as `dlinfer doctor` lists it")
-    parser.add_argument("--thorough", action="store_true", help="every check of every sample, large ones too")
     parser.add_argument(
-        "--op", action="append", default=[], metavar="OP", help="only this op; may be repeated"
+        "--thorough", action="store_true", help="run every check on every sample, also on large samples"
     )
     parser.add_argument(
-        "--check", action="append", default=[], metavar="CHECK", help="only this check; likewise"
+        "--op", action="append", default=[], metavar="OP", help="test only this op; may be repeated"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="for one check (default 600)"
+        "--check", action="append", default=[], metavar="CHECK", help="run only this check; may be repeated"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="time limit for one check (default 600)",
     )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="FILE",
-        help="keep results in FILE as they are found, and go on from those that it has of the same versions and source",
+        help=(
+            "write each result to FILE at once, and reuse the results in FILE that have the same versions and "
+            "source"
+        ),
     )
     for form, what in (("json", "as JSON"), ("junit", "as JUnit XML"), ("html", "as a page")):
         parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write the results to FILE {what}")
@@ -82,5 +91,5 @@ def _check_names(arguments: argparse.Namespace) -> None:
     for what, names in plan.names().items():
         for name in getattr(arguments, what):
             if name not in names:
-                detail = f"there is no {what} {name!r}. Known: {', '.join(names)}."
+                detail = f"there is no {what} {name!r}. Known {what}s: {', '.join(names)}."
                 raise ConformanceError(vendor=arguments.vendor, detail=detail)

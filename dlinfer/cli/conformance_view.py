@@ -119,7 +119,11 @@ def _verdict(report: Report, console: Console) -> None:
     counts = report.counts()
     words = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     verdict = (
-        "every claim holds" if report.holds else "claims are broken" if counts[FAILED] else "nothing passed"
+        "every claim holds"
+        if report.holds
+        else "some claims do not hold"
+        if counts[FAILED]
+        else "nothing passed"
     )
     style = "green" if report.holds else "red"
     console.print(

@@ -20,8 +20,8 @@ ESSENTIAL, NOT_READ, OPTIONAL = 1, 2, 3
 """Three exit statuses: an essential thing drifted; there is no source to read; only optional things drifted."""
 
 EXIT = (
-    "Exit status: 0 when nothing drifted, 1 when something essential did, 3 when only what the device can do without "
-    "did, 2 when the source cannot be read."
+    "Exit status: 0 if nothing drifted, 1 if something essential drifted, 2 if the source cannot be read, 3 if "
+    "only things drifted that the device can do without."
 )
 _COLOURS = {"essential": "red", "optional": "yellow"}
 
@@ -31,18 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         type=Path,
         metavar="FOLDER",
-        help="where a wheel of LMDeploy was unpacked (default: the installed LMDeploy)",
+        help="folder of an unpacked wheel of LMDeploy (default: the installed LMDeploy)",
     )
-    parser.add_argument(
-        "--device", default="cpu", metavar="NAME", help="the device type that is meant (default cpu)"
-    )
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="device type to check (default cpu)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
     )
     parser.add_argument(
         "--record",
         action="store_true",
-        help="record this source as reviewed: writes a file into the package, for a checkout of dlinfer",
+        help="record this source as reviewed: write a file into the package, in a checkout of dlinfer",
     )
 
 
@@ -73,9 +71,9 @@ def show(report: "Report", console: Console | None = None) -> None:
         Text(f"LMDeploy {report.lmdeploy} ({report.source}), device {report.device}"), soft_wrap=True
     )
     console.print(
-        f"compared: {looked.names} names of ours, {looked.calls} calls, {looked.specs} BuildSpecs, "
-        f"{looked.patches} patches, {looked.methods} methods, {looked.imports} names of LMDeploy's; "
-        f"record of {report.record}",
+        f"compared: {looked.names} names that LMDeploy imports, {looked.calls} calls, {looked.specs} BuildSpecs, "
+        f"{looked.patches} patches, {looked.methods} methods, {looked.imports} names that dlinfer imports; record "
+        f"of {report.record}",
         soft_wrap=True,
     )
     if report.drifts:
@@ -95,7 +93,7 @@ def _drifts(report: "Report") -> Table:
 
 
 def _elsewhere(report: "Report") -> Table:
-    table = _table(f"not provided for {report.device}, and not reached there", "name", "where", "why")
+    table = _table(f"not provided for {report.device}, and not used there", "name", "where", "why")
     for name in report.elsewhere:
         table.add_row(Text(name.name), Text(name.where), Text(name.reason))
     return table

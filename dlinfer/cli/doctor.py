@@ -242,8 +242,10 @@ def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
 def rivals() -> list[str]:
     """Return one problem for each other installed distribution whose files also lie in the folder ``dlinfer``."""
     return [
-        f"{name} {version} is installed beside dlinfer, and installs the same folder: files of the two are mixed. "
-        f"Next step: pip uninstall {name} dlinfer, then install dlinfer again."
+        (
+            f"{name} {version} is installed too and writes into dlinfer's folder, so the files of the two packages are "
+            f"mixed. Next step: pip uninstall {name} dlinfer, then install dlinfer again."
+        )
         for name in RIVALS
         if (version := _installed(name)) is not None
     ]
@@ -305,7 +307,7 @@ def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str |
         vendors[device_type] = vendor.name if vendor is not None else None
         if vendor is not None and vendor.name in failing:
             problems.append(
-                f"vendor {vendor.name!r} is the default for device {device_type} and fails. "
-                "Next step: set DLINFER_VENDOR to one that passes, or uninstall it."
+                f"vendor {vendor.name!r} is the default for device {device_type}, but it fails. Next step: set "
+                "DLINFER_VENDOR to a vendor that passes, or uninstall the failing vendor's package."
             )
     return vendors

@@ -28,13 +28,13 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def _machine(report: Report, console: Console) -> None:
-    table = _table("what runs here")
+    table = _table("environment")
     versions, cpu = report.versions, report.cpu
     table.add_row("dlinfer", versions.dlinfer)
     table.add_row("python", versions.python)
     table.add_row("torch", versions.torch)
     table.add_row("transformers", versions.transformers or "not installed")
-    table.add_row("cpu", f"{cpu.capability}; {cpu.usable}; torch uses {cpu.threads}")
+    table.add_row("cpu", f"{cpu.capability}; {cpu.usable}; torch uses {cpu.threads} threads")
     for label, bound in zip(["memory", *[""] * len(report.memory)], report.memory, strict=False):
         room, limit = _gib(bound.available_bytes), _gib(bound.limit_bytes)
         table.add_row(label, f"{room} of {limit} available ({bound.source})")
@@ -73,7 +73,9 @@ def _ops(report: Report, console: Console) -> None:
     for vendor, ops in report.implementations.items():
         for op, kernels in ops.items():
             console.print(
-                Text(f"{vendor}: {op} runs on the first of these that takes a call: {', '.join(kernels)}")
+                Text(
+                    f"{vendor}: {op} runs on the first of these kernels that accepts a call: {', '.join(kernels)}"
+                )
             )
 
 
@@ -90,8 +92,8 @@ def _selftests(report: Report, console: Console) -> None:
     console.print(table)
     for selftest in report.selftests:
         for case in selftest.failed:
-            line = f"{selftest.engine}: '{case.name}' failed in {case.precision}: {case.reason}; "
-            line += f"{', '.join(case.covers)} run another way"
+            line = f"{selftest.engine}: self-test '{case.name}' failed in {case.precision}: {case.reason}; "
+            line += f"{', '.join(case.covers)} run without it"
             console.print(Text(line, style="yellow"))
 
 
@@ -100,7 +102,7 @@ def _settings(report: Report, console: Console) -> None:
     for origin in report.settings:
         table.add_row(origin.variable, Text(origin.value or "(empty)"), origin.source)
     for variable in report.unknown_variables:
-        table.add_row(variable, "is no setting of this release", "environment")
+        table.add_row(variable, "is not a setting of this release", "environment")
     console.print(table)
 
 
@@ -110,7 +112,9 @@ def _verdict(report: Report, console: Console) -> None:
     if report.healthy:
         console.print(Text("PASS: ops can run here", style="green"))
     else:
-        cause = "correct the above first" if report.problems else "no vendor but the reference can run here"
+        cause = (
+            "solve the problems above first" if report.problems else "only the reference vendor can run here"
+        )
         console.print(Text(f"FAIL: {cause}", style="red"))
 
 

@@ -63,12 +63,12 @@ def _load(folder: Path) -> Any:
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as cause:
-        advice = "pip install 'dlinfer[lmdeploy]', which has transformers"
+        advice = "run pip install 'dlinfer[lmdeploy]', which installs transformers"
         raise ModelFolderError(
             path=str(folder), detail="transformers is not installed", advice=advice
         ) from cause
     if not (folder / "config.json").is_file():
-        advice = "give the folder that save_pretrained wrote, with config.json and the weights"
+        advice = "pass the folder that save_pretrained wrote, with config.json and the weights"
         raise ModelFolderError(path=str(folder), detail="it has no config.json", advice=advice)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -79,6 +79,6 @@ def _load(folder: Path) -> Any:
         )
     except Exception as cause:
         detail = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
-        advice = "repair the checkpoint; the command takes text models that generate (AutoModelForCausalLM)"
+        advice = "repair the checkpoint, or use a model that AutoModelForCausalLM can load"
         raise ModelFolderError(path=str(folder), detail=detail, advice=advice) from cause
     return model.eval()

@@ -14,25 +14,25 @@ SUFFIX = ".in"
 PACKAGE = "package"
 """The template's folder that becomes ``dlinfer_<name>``."""
 
-EXIT = "Exit status: 0 when the package was written, 1 when nothing was."
+EXIT = "Exit status: 0 if the package was written, 1 if nothing was written."
 
 
 class NewVendorError(DlinferError, ValueError):
     """A new vendor's package cannot be written."""
 
-    message = "the vendor {name!r} cannot be written: {detail}."
+    message = "the package of vendor {name!r} cannot be written: {detail}."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", help="of the vendor and of its device: lower-case letters and digits"
+        "name", metavar="NAME", help="name of the vendor and of its device: lower-case letters and digits"
     )
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path(),
         metavar="FOLDER",
-        help="where dlinfer-NAME is made (default: here)",
+        help="folder to create dlinfer-NAME in (default: the current folder)",
     )
 
 
@@ -52,7 +52,7 @@ def write(name: str, folder: Path) -> Path:
     check_name(name)
     package = folder / f"dlinfer-{name}"
     if package.exists():
-        raise NewVendorError(name=name, detail=f"{package} is there already")
+        raise NewVendorError(name=name, detail=f"{package} exists already")
     for place, text in rendered(name).items():
         file = package / place
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,11 +75,15 @@ def check_name(name: str) -> None:
     """Raise NewVendorError if a name clashes with torch, Python or an installed vendor."""
     if not re.fullmatch(r"[a-z][a-z0-9]{1,30}", name) or keyword.iskeyword(name):
         raise NewVendorError(
-            name=name, detail="a name is of 2 to 31 lower-case letters and digits, no word of Python"
+            name=name,
+            detail=(
+                "a name has 2 to 31 lower-case letters and digits, starts with a letter, and is not a Python "
+                "keyword"
+            ),
         )
     if name in discovery.names():
-        raise NewVendorError(name=name, detail="an installed package provides a vendor of that name")
+        raise NewVendorError(name=name, detail="an installed package already provides a vendor of this name")
     import torch
 
     if hasattr(torch, name):
-        raise NewVendorError(name=name, detail=f"its device would hide torch.{name}")
+        raise NewVendorError(name=name, detail=f"a device of this name would hide torch.{name}")

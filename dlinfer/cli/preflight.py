@@ -14,31 +14,36 @@ from rich.text import Text
 if TYPE_CHECKING:
     from dlinfer.framework.lmdeploy_ext.preflight.check import Memory, Report
 
-EXIT = "Exit status: 0 when the folder can be served as asked, 1 when something is refused or does not fit, else 2."
+EXIT = (
+    "Exit status: 0 if the folder can be served with these options, 1 if something is refused or does not fit, "
+    "else 2."
+)
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "dtype": (str, "auto, float32, float16 or bfloat16"),
-    "block_size": (int, "tokens in a block of the KV cache"),
-    "session_len": (int, "tokens of one sequence at most"),
-    "max_batch_size": (int, "sequences at once"),
-    "max_prefill_token_num": (int, "tokens of one prefill"),
-    "cache_max_entry_count": (float, "share of free memory for the KV cache"),
-    "num_gpu_blocks": (int, "blocks of the KV cache"),
+    "block_size": (int, "tokens in one block of the KV cache"),
+    "session_len": (int, "most tokens in one sequence"),
+    "max_batch_size": (int, "most sequences in one batch"),
+    "max_prefill_token_num": (int, "most tokens in one prefill"),
+    "cache_max_entry_count": (float, "part of the free memory to use for the KV cache"),
+    "num_gpu_blocks": (int, "number of blocks of the KV cache"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command. Unset options keep the defaults of LMDeploy's PytorchEngineConfig."""
-    parser.add_argument("folder", metavar="MODEL", type=Path, help="a model as Hugging Face saves it")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="the device type (default cpu)")
+    parser.add_argument(
+        "folder", metavar="MODEL", type=Path, help="model folder in the format of Hugging Face"
+    )
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="device type (default cpu)")
     for name, (kind, text) in _OPTIONS.items():
         metavar = "DTYPE" if name == "dtype" else "N"
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="run the configuration's code, where the folder has its own",
+        help="run the folder's own configuration code, if it has any",
     )
-    parser.add_argument("--eager-mode", action="store_true", help="without compiled graphs")
+    parser.add_argument("--eager-mode", action="store_true", help="plan for a run without compiled graphs")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
     )
@@ -85,23 +90,23 @@ def show(report: "Report", console: Console | None = None) -> None:
         console.print(_memory(report.memory))
     for refusal in report.refusals:
         console.print(Text(f"{refusal.error}: {refusal.text} Next step: {refusal.next_step}", style="red"))
-    verdict = "PASS: it can be served" if report.fits else "FAIL: it is refused"
+    verdict = "PASS: it can be served" if report.fits else "FAIL: it cannot be served"
     console.print(Text(verdict, style="green" if report.fits else "red"))
 
 
 def _memory(plan: "Memory") -> Table:
     table = _table("memory")
     table.add_row("process", _gib(plan.process), "Python, torch and LMDeploy, without a model")
-    table.add_row("graphs", _gib(plan.graphs), "the compiler and what it makes; none in eager mode")
-    table.add_row("weights", _gib(plan.weights), f"{_gib(plan.stored)} in their files")
-    what = f"{plan.kv_blocks} blocks of {plan.block_size} tokens, {plan.kv_token} bytes a token"
+    table.add_row("graphs", _gib(plan.graphs), "the compiler and its compiled graphs; none in eager mode")
+    table.add_row("weights", _gib(plan.weights), f"{_gib(plan.stored)} in the checkpoint's files")
+    what = f"{plan.kv_blocks} blocks of {plan.block_size} tokens, {plan.kv_token} bytes per token"
     table.add_row("KV cache", _gib(plan.kv_cache), what)
-    table.add_row("activations", _gib(plan.activations), f"of a prefill of {plan.prefill_tokens} tokens")
-    table.add_row("logits", _gib(plan.logits), "of a full batch, and what sampling makes of them")
+    table.add_row("activations", _gib(plan.activations), f"for a prefill of {plan.prefill_tokens} tokens")
+    table.add_row("logits", _gib(plan.logits), "for a full batch, with the tensors that sampling needs")
     table.add_row(
-        "peak", _gib(plan.peak), f"while loading up to {_gib(plan.mapped)} of it are pages of a file"
+        "peak", _gib(plan.peak), f"up to {_gib(plan.mapped)} of it are mapped file pages while weights load"
     )
-    table.add_row("to be free", _gib(plan.needed), f"{_gib(plan.free)} are ({plan.source})")
+    table.add_row("needs", _gib(plan.needed), f"{_gib(plan.free)} are free ({plan.source})")
     return table
 
 

@@ -30,9 +30,14 @@ EXIT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="MODEL", type=Path, help="a model in floats, as Hugging Face saves it"
+        "folder",
+        metavar="MODEL",
+        type=Path,
+        help="folder of a floating-point model in the format of Hugging Face",
     )
-    parser.add_argument("--format", choices=FORMATS, required=True, help="what its linear layers become")
+    parser.add_argument(
+        "--format", choices=FORMATS, required=True, help="format of the quantised linear layers"
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "-o", "--output", type=Path, metavar="OUT", help="the folder to write, which must not exist"
@@ -40,29 +45,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--loss",
         action="store_true",
-        help="write nothing: serve the model as it is and packed as DLINFER_CPU_WEIGHTS does, and compare logits",
+        help=(
+            "write nothing; serve the model as it is and with weights packed by DLINFER_CPU_WEIGHTS, and compare "
+            "logits"
+        ),
     )
     parser.add_argument(
         "--group-size",
         type=int,
         metavar="N",
-        help="inputs that share a scale, of awq-int4 alone (default 128)",
+        help="number of inputs that share a scale, only for awq-int4 (default 128)",
     )
-    looked = parser.add_argument_group("with a look at data, of awq-int4 alone")
+    looked = parser.add_argument_group("calibration, only for awq-int4")
     looked.add_argument(
         "--calibrate",
         type=Path,
         metavar="TEXT",
-        help="a file of text like what the model will see; auto-round rounds by it (dlinfer[quantise])",
+        help=(
+            "file of text that is typical of the model's input; auto-round chooses the rounding by it "
+            "(dlinfer[quantise])"
+        ),
     )
-    looked.add_argument("--samples", type=int, help="pieces of the text at most (default 128)")
-    looked.add_argument("--length", type=int, help="tokens of a piece (default 512)")
-    looked.add_argument("--steps", type=int, help="of the search, a layer (default 200)")
+    looked.add_argument("--samples", type=int, help="most pieces of the text to use (default 128)")
+    looked.add_argument("--length", type=int, help="tokens in each piece (default 512)")
+    looked.add_argument("--steps", type=int, help="search steps for each layer (default 200)")
     parser.add_argument(
-        "--text", type=Path, metavar="TEXT", help="of --loss: a file of text; default is Python's own help"
+        "--text", type=Path, metavar="TEXT", help="for --loss: file of text (default: Python's own help)"
     )
     parser.add_argument(
-        "--tokens", type=int, metavar="N", help="of --loss: tokens of the text (default 1024)"
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="for --loss: number of the text's tokens to use (default 1024)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object (schema: docs/reference/json.md)"
@@ -182,9 +196,8 @@ def show(report: "Report", console: Console | None = None) -> None:
         perplexity = report.perplexity
         console.print(
             Text(
-                f"perplexity of text that was held out: {perplexity.floats:.4g} in floats, "
-                f"{perplexity.nearest:.4g} rounded to the nearest, "
-                f"{perplexity.calibrated:.4g} calibrated with {perplexity.samples} samples"
+                f"perplexity of held-out text: {perplexity.floats:.4g} in floats, {perplexity.nearest:.4g} rounded "
+                f"to the nearest, {perplexity.calibrated:.4g} calibrated with {perplexity.samples} samples"
             )
         )
 
@@ -213,7 +226,7 @@ def _tell(error: DlinferError | OSError, as_json: bool) -> None:
         text, step = (
             (error.explanation, error.step)
             if isinstance(error, DlinferError)
-            else (str(error), "see that the model's files can be read")
+            else (str(error), "check that the model's files can be read")
         )
         said = {"error": type(error).__name__, "text": text, "next_step": step}
         sys.stdout.write(json.dumps(said, indent=2) + "\n")

@@ -11,21 +11,27 @@ from dlinfer.errors import DlinferError
 from dlinfer.serve.errors import JoinError, ReplicaOptionError, ServePackageError, ServeSystemError
 
 EXIT = (
-    "All other options are those of `lmdeploy serve api_server` and go to each server; MODEL comes before them. "
-    "Exit status: 0 after SIGTERM or Ctrl-C, 1 when it cannot start or go on, 2 for options that it refuses."
+    "All other options are options of `lmdeploy serve api_server` and go to each server; write MODEL before them. "
+    "Exit status: 0 after SIGTERM or Ctrl-C, 1 if serving cannot start or cannot continue, 2 if an option is "
+    "refused."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder or hub id, as LMDeploy takes it")
-    parser.add_argument("--replicas", type=int, metavar="N", help="servers (default: one for each NUMA node)")
-    parser.add_argument("--join", metavar="URL", help="send this machine's servers to the router at URL")
+    parser.add_argument("model", metavar="MODEL", help="model folder or hub id, as for LMDeploy")
+    parser.add_argument(
+        "--replicas", type=int, metavar="N", help="number of servers (default: one for each NUMA node)"
+    )
+    parser.add_argument("--join", metavar="URL", help="let this machine's servers join the router at URL")
     parser.add_argument(
         "--join-key",
         type=Path,
         metavar="FILE",
-        help="a file with a secret: machines that have it may join this router, or with --join this machine may",
+        help=(
+            "file with a secret: machines with the same secret may join this router; with --join, this machine "
+            "joins by it"
+        ),
     )
     parser.set_defaults(server_options=[])
 
@@ -58,7 +64,7 @@ def _supervisor(arguments: argparse.Namespace):
 
     if arguments.replicas is not None and arguments.replicas < 1:
         raise ReplicaOptionError(
-            option="--replicas", reason="it is below 1", advice="give a number from 1 up."
+            option="--replicas", reason="the number is below 1", advice="pass a number of at least 1."
         )
     usable = cpus.usable_cpus()
     placements = placement.place(usable.physical(), usable.quota, arguments.replicas)
@@ -68,7 +74,9 @@ def _supervisor(arguments: argparse.Namespace):
     if arguments.join is not None:
         if key is None:
             raise JoinError(
-                url=arguments.join, detail="no --join-key is given", advice="give both machines the same."
+                url=arguments.join,
+                detail="--join-key is missing",
+                advice="pass --join-key with the same secret on both machines.",
             )
         if server.host == "0.0.0.0":
             server = server.at(join.local_address(arguments.join))
@@ -86,6 +94,6 @@ def _secret(path: Path) -> str:
         detail = "the file is empty"
     if not text:
         raise ReplicaOptionError(
-            option=f"--join-key {path}", reason=detail, advice="name a file with a secret."
+            option=f"--join-key {path}", reason=detail, advice="pass a file that contains a secret."
         )
     return text

@@ -65,14 +65,14 @@ def _list(names: Sequence[str]) -> int:
         sys.stdout.write(f"{recipe.name:<12} {word:<10} {recipe.summary}\n")
         sys.stdout.write(f"{'':<23} {current.reason}; {folder(recipe)}\n")
         if not current.installed:
-            sys.stdout.write(f"{'':<23} `dlinfer toolchain install {recipe.name}` takes {_takes(recipe)}\n")
+            sys.stdout.write(f"{'':<23} `dlinfer toolchain install {recipe.name}` needs {_takes(recipe)}\n")
     return 0
 
 
 def _install(names: Sequence[str]) -> int:
     for recipe in _chosen(names):
         if state(recipe).installed:
-            sys.stdout.write(f"{recipe.name}: installed already in {folder(recipe)}\n")
+            sys.stdout.write(f"{recipe.name}: is already installed in {folder(recipe)}\n")
             continue
         _install_shown(recipe)
         sys.stdout.write(f"{recipe.name}: installed in {folder(recipe)}\n")
@@ -101,14 +101,17 @@ _ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _takes(recipe: Toolchain) -> str:
-    return f"{gigabytes(recipe.installed_bytes)} of disk, and {gigabytes(recipe.download_bytes)} while it is made"
+    return (
+        f"{gigabytes(recipe.installed_bytes)} of disk space, and {gigabytes(recipe.download_bytes)} more during the "
+        "installation"
+    )
 
 
 def _install_shown(recipe: Toolchain) -> None:
     """Install a toolchain. A terminal shows a bar of the size on disk; other output gets a line for each step."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        sys.stderr.write(f"{recipe.name}: {recipe.summary}; it takes {_takes(recipe)}\n")
+        sys.stderr.write(f"{recipe.name}: {recipe.summary}; it needs {_takes(recipe)}\n")
         install(recipe, _lines(recipe.name))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())

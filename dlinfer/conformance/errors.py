@@ -6,4 +6,4 @@ from dlinfer.errors import DlinferError
 class ConformanceError(DlinferError, RuntimeError):
     """A vendor cannot be checked: it is not installed, cannot run here, or ends its process at once."""
 
-    message = "vendor {vendor!r} cannot be asked: {detail}"
+    message = "vendor {vendor!r} cannot be tested: {detail}"

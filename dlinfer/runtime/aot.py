@@ -53,8 +53,10 @@ def compile(
     """
     if is_autocast_enabled() and not isinstance(module, ExportedProgram):
         raise CaptureError(
-            reason="autocast is on around the compilation, and torch.export leaves its casts out: enter autocast in "
-            "the module's forward, or compile outside of it",
+            reason=(
+                "autocast is on around the compilation, and torch.export omits autocast's casts: enter autocast in "
+                "the module's forward, or compile outside of autocast"
+            ),
             line=type(module).__name__,
         )
     chosen = CompileOptions.of(options)

@@ -95,7 +95,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "io": _one_of(*IO_MODES),
     "enable_metrics": _one_of(True, False),
     "enable_profiling": _one_of(True, False),
-    "engine": ("the name of an engine", lambda value: value is None or isinstance(value, str)),
+    "engine": ("the name of a graph engine", lambda value: value is None or isinstance(value, str)),
     "engine_options": ("a dict of name to value", lambda value: isinstance(value, Mapping)),
     "cache_dir": ("a path", lambda value: value is None or isinstance(value, (str, Path))),
     "allow_ops": ("a list of names", _is_names),
@@ -110,14 +110,16 @@ def _from_yaml(path: str | Path) -> dict[str, object]:
         raise UnsupportedFeatureError(
             feature="a YAML file of options",
             where="this installation",
-            advice="install the package `pyyaml` (pip install 'dlinfer[yaml]'), or pass the options as a dict",
+            advice=(
+                "install the package `pyyaml` with pip install 'dlinfer[yaml]', or pass the options as a dict"
+            ),
         ) from None
     try:
         options: dict[str, object] | None = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as cause:
-        expected = f"a YAML file: {str(cause).splitlines()[0]}"
+        expected = f"a readable YAML file: {str(cause).splitlines()[0]}"
         raise SessionOptionError(option="options", given=str(path), expected=expected) from cause
     if options is not None and not (type(options) is dict and _is_names(options)):
-        expected = "a YAML file of names and values"
+        expected = "a YAML file that maps names to values"
         raise SessionOptionError(option="options", given=str(path), expected=expected)
     return options or {}

@@ -71,7 +71,7 @@ def test_nothing_is_written_over(tmp_path, capsys):
     mine = tmp_path / "dlinfer-zeta/dlinfer_zeta/kernels.py"
     mine.write_text("mine")
     assert main(["new-vendor", "zeta", "--folder", str(tmp_path)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert mine.read_text() == "mine"
 
 

@@ -53,7 +53,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     [
         (["--replicas", "0"], "--replicas cannot be used"),
         (["--replicas", "9999"], "needs as many cores"),
-        (["--join", "http://host:1"], "no --join-key is given"),
+        (["--join", "http://host:1"], "--join-key is missing"),
         (["--join-key", "/no/such/file"], "No such file"),
         (["--replicas", "1", "--join-key", __file__, "--dp", "2"], "--dp cannot be used"),
         (["--join", "https://host", "--join-key", __file__], "it is not http://HOST:PORT"),

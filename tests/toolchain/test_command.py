@@ -43,7 +43,10 @@ def test_list_says_what_is_missing_and_what_it_takes(capsys, tiny):
     said = capsys.readouterr().out
     assert "tiny         missing" in said
     assert str(tiny) in said
-    assert "`dlinfer toolchain install tiny` takes 1.5 GB of disk, and 0.5 GB while it is made" in said
+    assert (
+        "`dlinfer toolchain install tiny` needs 1.5 GB of disk space, and 0.5 GB more during the installation"
+        in said
+    )
 
 
 @pytest.mark.usefixtures("tiny")

@@ -192,7 +192,7 @@ def test_a_step_that_fails_leaves_nothing_and_says_why(recipe, tmp_path, fault):
 
 def test_the_disk_is_looked_at_first(recipe, cache):
     greedy = replace(recipe, installed_bytes=10**18)
-    with pytest.raises(ToolchainDiskError, match=r"takes 1000000000\.0 GB") as raised:
+    with pytest.raises(ToolchainDiskError, match=r"needs 1000000000\.0 GB") as raised:
         install(greedy)
     assert "DLINFER_CACHE_DIR" in str(raised.value)
     assert sorted(path.name for path in (cache / "toolchains").iterdir()) == ["tiny.lock"]

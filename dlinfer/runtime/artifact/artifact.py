@@ -32,7 +32,7 @@ class Artifact:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     report: GraphReport
-    stored: Stage[torch.Tensor] | str = "it was not made by dlinfer.compile"
+    stored: Stage[torch.Tensor] | str = "dlinfer.compile did not create it"
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Write the artifact to a file that ``dlinfer.load`` opens on any machine: see docs/guides/artifacts.md.
@@ -69,7 +69,9 @@ class Bundle:
     def __getitem__(self, entry: str) -> Artifact:
         """Return an entry's artifact, or the first of several. Raises SessionCallError for an unknown entry."""
         if entry not in self.entries:
-            raise SessionCallError(what="entry", name=entry, detail=f"it has {', '.join(self.entries)}")
+            raise SessionCallError(
+                what="entry", name=entry, detail=f"the entries are {', '.join(self.entries)}"
+            )
         return self.entries[entry][0]
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
@@ -87,7 +89,7 @@ def bundle(entries: Mapping[str, Artifact | Sequence[Artifact]]) -> Bundle:
     Raises ArtifactStorageError if a name is no identifier, or if two stages of an entry differ in more than sizes.
     """
     if not entries:
-        raise ArtifactStorageError(what="a bundle", detail="it has no entry")
+        raise ArtifactStorageError(what="a bundle", detail="it has no entries")
     return Bundle({name: _stages(name, artifacts) for name, artifacts in entries.items()})
 
 
@@ -96,11 +98,11 @@ def _stages(name: str, artifacts: Artifact | Sequence[object]) -> tuple[Artifact
     checked = tuple(stage for stage in stages if isinstance(stage, Artifact))
     fault = ""
     if not name.isidentifier() or not name.isascii():
-        fault = "its name is no identifier"
+        fault = "its name is not an ASCII identifier"
     elif not stages or len(checked) < len(stages):
-        fault = "it has no artifact of dlinfer.compile"
+        fault = "it needs at least one artifact, and only artifacts of dlinfer.compile"
     elif len(set(map(_names_and_dtypes, checked))) > 1:
-        fault = "its stages take or give other tensors"
+        fault = "the names or dtypes of inputs and outputs differ between its stages"
     if fault:
         raise ArtifactStorageError(what=f"entry {name!r}", detail=fault)
     return checked

@@ -71,7 +71,7 @@ def write_container(
     offset = 0
     for name, member in members.items():
         if not _NAME.fullmatch(name):
-            raise ValueError(f"no name for a member: {name!r}")
+            raise ValueError(f"{name!r} is not a valid name of a member")
         header[name] = _entry(offset, member.size)
         offset += member.size
     header[_DIGESTS] = _entry(offset, hashlib.sha256().digest_size * (len(members) + 1))
@@ -162,8 +162,8 @@ class Container:
         reads = contents and self.file.may_change_unseen
         if self.file.changed() or (reads and not _digests(self.members).items() <= self.digests.items()):
             detail = (
-                "the file was written into after it was loaded; load it again, "
-                "and replace files, as save() does"
+                "the file was written into after it was loaded; load it again, and replace a file instead of "
+                "writing into it, as save() does"
             )
             raise ArtifactCorruptError(source=self.source, detail=detail)
 
@@ -171,12 +171,12 @@ class Container:
         try:
             return _parsed(self.member(name))
         except CodecError as cause:
-            detail = f"member {name} is no JSON: {cause}"
+            detail = f"member {name} is not JSON: {cause}"
             raise ArtifactCorruptError(source=self.source, detail=detail) from cause
 
     def member(self, name: Json) -> memoryview:
         if not isinstance(name, str) or name not in self.members:
-            raise ArtifactCorruptError(source=self.source, detail=f"there is no member {str(name)[:80]!r}")
+            raise ArtifactCorruptError(source=self.source, detail=f"it has no member {str(name)[:80]!r}")
         return self.members[name]
 
 
@@ -215,26 +215,26 @@ def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]
     Raises CodecError; a malformed header may raise other errors.
     """
     if len(whole) < _LENGTH.size:
-        raise CodecError("it ends too early")
+        raise CodecError("it is shorter than an artifact's header")
     (length,) = _LENGTH.unpack_from(whole)
     place = start = _LENGTH.size + length
     if start > len(whole):
-        raise CodecError("it does not start as an artifact does, or ends within its header")
+        raise CodecError("it does not start like an artifact, or it ends within its header")
     parts = {_HEADER: whole[_LENGTH.size : start]}
     for name, entry in _parsed(parts[_HEADER]).items():
         (size,) = entry["shape"]
         if not _NAME.fullmatch(name):
-            raise CodecError(f"a member is called {name[:80]!r}")
+            raise CodecError(f"a member has the name {name[:80]!r}, which is not valid")
         if type(size) is not int or size < 0 or entry != _entry(place - start, size):
-            raise CodecError(f"member {name} lies over another one, or behind a gap")
+            raise CodecError(f"member {name} overlaps another member, or lies behind a gap")
         parts[name] = whole[place : place + size]
         place += size
     if place != len(whole):
-        raise CodecError(f"it has {len(whole)} bytes, and its header says {place}")
+        raise CodecError(f"it has {len(whole)} bytes, but its header says {place}")
     stored = parts.pop(_DIGESTS)
     digests = _digests(parts)
     if bytes(stored) != b"".join(digests.values()):
-        raise CodecError("it was altered: its contents do not have the digests that it holds")
+        raise CodecError("it was altered: its contents do not match its digests")
     del parts[_HEADER]
     return parts, digests
 
@@ -245,10 +245,10 @@ def _digests(parts: Mapping[str, memoryview]) -> dict[str, bytes]:
 
 def _parsed(contents: memoryview) -> Json:
     if len(contents) > _LARGEST_JSON:
-        raise CodecError(f"JSON of {len(contents)} bytes")
+        raise CodecError(f"its JSON of {len(contents)} bytes is too large")
     with refuse_malformed():
         return json.loads(bytes(contents), parse_constant=_no_constant)
 
 
 def _no_constant(text: str) -> None:
-    raise CodecError(f"{text} is no number of JSON")
+    raise CodecError(f"{text} is not a number in JSON")

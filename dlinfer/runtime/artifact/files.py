@@ -129,30 +129,30 @@ def _read(container: Container) -> ReadArtifact:
         stage = _read_stage(item, container, len(tensors.layouts))
         stages.setdefault(stage.entry, []).append(stage)
     if not stages:
-        raise CodecError("it has no entry")
+        raise CodecError("it has no entries")
     return ReadArtifact(stages, tensors)
 
 
 def _read_stage(item: Json, container: Container, tensors: int) -> Stage[int]:
     numbers = tuple(item["tensors"])
     if not all(type(number) is int and 0 <= number < tensors for number in numbers):
-        raise CodecError("a stage with a tensor that is not there")
+        raise CodecError("a stage uses a tensor that is missing")
     entry, model, engine = (item[name] for name in ("entry", "model", "engine"))
     eager_ops = tuple(item["eager_ops"])
     if not all(isinstance(text, str) for text in (entry, model, engine, *eager_ops)):
-        raise CodecError("a stage whose names are not texts")
+        raise CodecError("a stage has a name that is not text")
     graph = container.json(item["graph"])
     for op, written, here in other_op_versions(graph):
-        what = f"dlinfer's op {op!r} of version"
+        what = f"dlinfer's op {op!r} in version"
         raise ArtifactVersionError(
             source=container.source, what=what, wanted=written, here=here or "no such op"
         )
     interface, results = read_interface(graph["interface"]), tuple(map(name_of, item["results"]))
     inputs, outputs = ([port.name for port in ports] for ports in (interface.inputs, interface.outputs))
     if len(set(inputs)) < len(inputs) or len(set(results)) < len(results):
-        raise CodecError("two inputs or outputs of one name")
+        raise CodecError("two inputs or two outputs have the same name")
     if [name for name in results if name in outputs] != outputs:
-        raise CodecError("its outputs are not among its results")
+        raise CodecError("an output is not among the results")
     return Stage(
         model,
         engine,

@@ -100,7 +100,7 @@ def read_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOption
                 raise CodecError("it writes a constant")
             results: Any = read.captured.graph_module.graph.output_node().args[0]
             if len(results) != len(stage.results):
-                raise CodecError(f"it does not give {len(stage.results)} results")
+                raise CodecError(f"it does not return {len(stage.results)} results")
     except CodecError as cause:
         detail = f"the graph of entry {stage.entry!r}: {cause}"
         raise ArtifactCorruptError(source=artifact.source, detail=detail) from cause

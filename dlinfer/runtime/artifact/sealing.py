@@ -51,13 +51,13 @@ def register_decryption(name: str, function: Decrypt | None = None, key: bytes |
     An earlier decryption under the same ``name`` is replaced.
     """
     if function is None:
-        _cipher(key, f"the registered decryption {name!r}")
+        _cipher(key, f"of the decryption {name!r}")
     _registered[name] = function, key
 
 
 def update_decryption_key(name: str, key: bytes) -> None:
     """Replace the key of a registered decryption. Raises ArtifactKeyError for an unknown name."""
-    register_decryption(name, _decryption(name, "to be registered")[0], key)
+    register_decryption(name, _decryption(name, f"of the decryption {name!r}")[0], key)
 
 
 def _decryption(name: str, source: str) -> tuple[Decrypt | None, bytes | None]:
@@ -76,14 +76,16 @@ def new_key() -> bytes:
 def _cipher(key: object, source: str) -> "AESGCM":
     if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
         kind = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else f"a {type(key).__name__}"
-        raise ArtifactKeyError(source=source, detail=f"a key has {KEY_BYTES} bytes, given was {kind}")
+        raise ArtifactKeyError(
+            source=source, detail=f"a key has {KEY_BYTES} bytes, but the passed key is {kind}"
+        )
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         raise UnsupportedFeatureError(
             feature="an encrypted artifact",
             where="this installation",
-            advice="install the package `cryptography`: pip install 'dlinfer[sealed]'",
+            advice="install the package `cryptography` with pip install 'dlinfer[sealed]'",
         ) from None
     return AESGCM(bytes(key))
 
@@ -120,7 +122,7 @@ class SealedWriter:
 
     def _write_frame(self, plain: bytes, *, last: bool) -> None:
         if self._frames == _KEY_CHECK - 1:
-            raise ArtifactStorageError(what="the artifact", detail="it has more than 4 PiB")
+            raise ArtifactStorageError(what="the artifact", detail="it is larger than 4 PiB")
         self._stream.write(self._sealed(plain, self._frames, last=last))
         self._frames += 1
 
@@ -144,10 +146,12 @@ def unsealed(data: Buffer, key: bytes | str | None, source: str) -> Buffer:
         key = registered_key
     if bytes(data[: len(_MAGIC)]) != _MAGIC:
         if key is not None:
-            raise ArtifactCorruptError(source=source, detail="a key was given, but it is not encrypted")
+            raise ArtifactCorruptError(
+                source=source, detail="a key was passed, but the file is not encrypted"
+            )
         return data
     if key is None:
-        raise ArtifactKeyError(source=source, detail="no key was given")
+        raise ArtifactKeyError(source=source, detail="the file is encrypted, and no key was passed")
     return _decrypted(memoryview(data), key, source)
 
 
@@ -160,7 +164,7 @@ def _decrypted_by(function: Decrypt, data: Buffer, key: bytes | None, source: st
     if isinstance(plain, memoryview):
         plain = plain.tobytes()
     if not isinstance(plain, (bytes, bytearray)):
-        detail = f"the decryption {name!r} gave a {type(plain).__name__}, not bytes"
+        detail = f"the decryption {name!r} returned a {type(plain).__name__}, not bytes"
         raise ArtifactKeyError(source=source, detail=detail)
     return plain
 
@@ -175,7 +179,7 @@ def _decrypted(data: memoryview, key: bytes, source: str) -> bytearray:
     try:
         cipher.decrypt(_nonce(header, _KEY_CHECK, True), data[_HEADER.size :][:_TAG], header)
     except InvalidTag:
-        raise ArtifactKeyError(source=source, detail="this is not its key") from None
+        raise ArtifactKeyError(source=source, detail="the file was encrypted with another key") from None
     plain = bytearray()
     size = FRAME + _TAG
     for number, start in enumerate(range(0, len(frames), size)):

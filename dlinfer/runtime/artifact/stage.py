@@ -51,7 +51,7 @@ def stage_of(
 ) -> Stage[torch.Tensor] | str:
     """Return a graph, after its passes ran, as a stage. If it cannot be stored, return the reason as text."""
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
-        return "a weight is of a class of its own"
+        return "a weight is a tensor subclass"
     graph_module = exported.captured.graph_module
     try:
         graph, constants = write_graph(graph_module, interface)
@@ -80,9 +80,14 @@ def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[objec
     try:
         added = conditions_of(mode, names)
     except SizeTextError as cause:
-        raise CaptureError(reason=f"a guard that calls cannot check: {cause}", line="the engine") from cause
+        raise CaptureError(
+            reason=f"a guard cannot be checked at calls: {cause}", line="the engine"
+        ) from cause
     conditions = {str(condition): condition for condition in (*interface.conditions, *added)}
     for text, condition in conditions.items():
         if not set(condition.symbols) <= set(interface.places):
-            raise CaptureError(reason=f"it holds only while {text}, which no input shows", line="the engine")
+            raise CaptureError(
+                reason=f"the graph is valid only while {text}, but no input has these sizes",
+                line="the engine",
+            )
     return replace(interface, conditions=tuple(conditions.values()))

@@ -39,7 +39,7 @@ class TensorTable:
         """Add a tensor and return its index. Two tensors with equal address and layout get the same index."""
         detail = ""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            detail = f"it has layout {tensor.layout} on {tensor.device}"
+            detail = f"its layout is {tensor.layout}, on device {tensor.device}"
         elif is_lazy(tensor):
             detail = "torch holds it lazily conjugated or negated: call resolve_conj() or resolve_neg()"
         if detail:
@@ -119,10 +119,10 @@ def read_layouts(items: Json) -> list[tuple[Layout, int]]:
         sizes, strides, offset = item["sizes"], item["strides"], item["offset"]
         numbers = [*sizes, *strides, offset]
         if len(sizes) != len(strides) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
-            raise CodecError("a tensor whose sizes are not numbers")
+            raise CodecError("the sizes of a tensor are not numbers")
         dtype = dtype_of(item["dtype"])
         if dtype not in PLAIN_DTYPES:
-            raise CodecError(f"a tensor of {dtype}")
+            raise CodecError(f"a tensor has dtype {dtype}, which artifacts never hold")
         layouts.append((Layout(dtype, tuple(sizes), tuple(strides), device_of(item["device"])), offset))
     return layouts
 
@@ -143,7 +143,7 @@ class TensorFile:
         self._tensors: dict[int, torch.Tensor] = {}
         for number, (layout, offset) in enumerate(placed):
             if offset % layout.dtype.itemsize or offset + layout.span > len(self._memory):
-                detail = f"tensor {number} lies beyond the end of {member}"
+                detail = f"tensor {number} is misaligned, or ends beyond the end of {member}"
                 raise ArtifactCorruptError(source=container.source, detail=detail)
         self._blocks = overlapping([(offset, layout.span, str(layout.device)) for layout, offset in placed])
 

@@ -34,12 +34,14 @@ class BatchCollector:
         """
         self._shape, self._dtype = tuple(shape), dtype if tensor is None else tensor.dtype
         if not shape or not all(type(size) is int and size >= 0 for size in shape):
-            raise self._refused("a batch has at least one dimension, of whole numbers")
+            raise self._refused(
+                "a shape has at least one size, and its sizes are whole numbers of at least 0"
+            )
         if tensor is None:
             tensor = torch.zeros(self._shape, dtype=dtype, device=device, pin_memory=pin_memory)
         elif tuple(tensor.shape) != self._shape or not tensor.is_contiguous():
             gaps = "" if tensor.is_contiguous() else " with gaps"
-            raise self._refused(f"the tensor to fill is {tuple(tensor.shape)}{gaps}")
+            raise self._refused(f"the tensor to fill has shape {tuple(tensor.shape)}{gaps}")
         self._tensor = tensor
         self._free = set(range(self._shape[0]))
         self._lock = threading.Lock()
@@ -80,7 +82,9 @@ class BatchCollector:
         address = ctypes.cast(data, ctypes.c_void_p).value
         expected = self._tensor[0].nbytes if len(self._tensor) else 0
         if length != expected or (not address and length):
-            raise self._refused(f"{length} bytes at {address}, where a sample has {expected}")
+            raise self._refused(
+                f"{length} bytes at address {address} were passed, but a sample has {expected} bytes"
+            )
         batch_id = self._take()
         if length:
             memory = (ctypes.c_byte * length).from_address(address or 0)
@@ -103,7 +107,7 @@ class BatchCollector:
         try:
             return self._tensor.detach().cpu().numpy().copy()
         except TypeError as cause:
-            raise self._refused(f"numpy has no {self._tensor.dtype}: use get()") from cause
+            raise self._refused(f"numpy has no dtype {self._tensor.dtype}: use get()") from cause
 
     def _checked(self, batch_id: int) -> int:
         if type(batch_id) is not int or not 0 <= batch_id < len(self._tensor):
@@ -113,7 +117,7 @@ class BatchCollector:
     def _take(self) -> int:
         with self._lock:
             if not self._free:
-                raise self._refused("all samples are taken: free() some first")
+                raise self._refused("all samples are taken: free() one first")
             batch_id = min(self._free)
             self._free.discard(batch_id)
             return batch_id
@@ -124,10 +128,12 @@ class BatchCollector:
         try:
             sample = value if array is None else tensor_of(array)
         except (TypeError, ValueError) as cause:
-            raise self._refused(f"a sample of numpy's {getattr(value, 'dtype', None)}") from cause
+            raise self._refused(
+                f"a sample has numpy's dtype {getattr(value, 'dtype', None)}, which torch does not have"
+            ) from cause
         if not isinstance(sample, torch.Tensor):
             kind = type(value).__name__
-            raise self._refused(f"a sample is a numpy array or a torch tensor, given was {kind}")
+            raise self._refused(f"a sample must be a numpy array or a torch tensor, but a {kind} was passed")
         if sample.shape != self._tensor.shape[1:] or sample.dtype != self._tensor.dtype:
-            raise self._refused(f"given was a sample of {sample.dtype} {tuple(sample.shape)}")
+            raise self._refused(f"the sample is {sample.dtype} {tuple(sample.shape)}")
         return sample

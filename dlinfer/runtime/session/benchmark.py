@@ -60,14 +60,14 @@ def _runs(num_inferences: object, inf_time: object) -> float:
         runs = USUAL_RUNS if num_inferences is None else num_inferences
         if type(runs) is int and runs >= 1:
             return runs
-        what, value, detail = "benchmark with num_inferences", runs, "it is a number of runs above 0"
+        what, value, detail = "benchmark: num_inferences", runs, "it must be a whole number of runs above 0"
     elif num_inferences is not None:
-        what, value = "benchmark with", "both limits"
-        detail = "num_inferences and inf_time exclude each other"
+        what, value = "benchmark", "num_inferences and inf_time"
+        detail = "pass either num_inferences or inf_time"
     else:
         if isinstance(inf_time, (int, float)) and type(inf_time) is not bool and 0 < inf_time < float("inf"):
             return float("inf")
-        what, value, detail = "benchmark with inf_time", inf_time, "it is a number of seconds above 0"
+        what, value, detail = "benchmark: inf_time", inf_time, "it must be a number of seconds above 0"
     raise SessionCallError(what=what, name=value, detail=detail)
 
 

@@ -31,22 +31,26 @@ class Introspection:
         name = self._entry(entry)
         stages = self._signatures[name]
         if type(stage) is not int or not 0 <= stage < len(stages):
-            raise SessionCallError(what=f"stage of {name!r}", name=stage, detail=f"it has {len(stages)}")
+            raise SessionCallError(
+                what=f"entry {name!r}: stage",
+                name=stage,
+                detail=f"the entry has {len(stages)} stages, numbered from 0",
+            )
         return stages[stage]
 
     def _entry(self, entry: str | None) -> str:
         if entry is None and len(self._signatures) == 1:
             return next(iter(self._signatures))
         if entry is None or entry not in self._signatures:
-            detail = f"it has {', '.join(self._signatures)}"
+            detail = f"the entries are {', '.join(self._signatures)}"
             raise SessionCallError(what="entry", name=entry or "", detail=detail)
         return entry
 
     def _port(self, entry: str, index: int, side: Side, stage: int = 0) -> Port:
         ports = ports_of(self.signature(entry, stage), side)
         if type(index) is not int or not 0 <= index < len(ports):
-            detail = f"entry {entry!r} has {len(ports)}"
-            raise SessionCallError(what=f"index in {side}", name=index, detail=detail)
+            detail = f"entry {entry!r} has {len(ports)} {side}, numbered from 0"
+            raise SessionCallError(what=f"index of {side}", name=index, detail=detail)
         return ports[index]
 
     def get_device_ids(self) -> list[int]:
@@ -190,13 +194,13 @@ class Introspection:
             for port in ports_of(signature, side):
                 if port.name == name and not port.number:
                     return self._own_memory.tensor(self._entry(entry), stage, side, port, shape)
-        detail = f"entry {entry!r} takes and gives none of this name"
+        detail = f"entry {entry!r} has no input and no output of this name"
         raise SessionCallError(what="tensor", name=name, detail=detail)
 
     def _own(self, entry: str, side: Side, stage: int, tensor_name: str | None = None) -> Tensors:
         ports = ports_of(self.signature(entry, stage), side)
         if tensor_name is not None and tensor_name not in [port.name for port in ports]:
-            detail = f"entry {entry!r} has no such tensor"
+            detail = f"entry {entry!r} has no tensor of this name"
             raise SessionCallError(what=side[:-1], name=tensor_name, detail=detail)
         return {
             index: self._own_memory.tensor(self._entry(entry), stage, side, port)
@@ -207,8 +211,10 @@ class Introspection:
     def _own_one(self, entry: str, index: int, side: Side, stage: int) -> torch.Tensor:
         port = self._port(entry, index, side, stage)
         if not self.get_addr_mode(entry):
-            detail = 'its addr_mode is 0; load it with options={"io": "owned"}'
-            raise SessionCallError(what="tensor of its own for", name=port.name, detail=detail)
+            detail = (
+                'the session has no tensors of its own (addr_mode 0); load it with options={"io": "owned"}'
+            )
+            raise SessionCallError(what="the session's own tensor for", name=port.name, detail=detail)
         return self._own_memory.tensor(self._entry(entry), stage, side, port)
 
     @property

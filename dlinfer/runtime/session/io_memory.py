@@ -95,8 +95,8 @@ class IoMemory:
         """
         memory = self._bytes.get((entry, stage, side, port.name))
         if memory is None:
-            detail = "a size of it has no highest value; compile with a Dim that has a max"
-            raise SessionCallError(what="memory of its own for", name=port.name, detail=detail)
+            detail = "one of its sizes has no highest value; compile with a Dim that has a max"
+            raise SessionCallError(what="the session's own memory for", name=port.name, detail=detail)
         return memory
 
     def tensor(
@@ -110,6 +110,6 @@ class IoMemory:
         sizes = port.max_shape if shape is None else tuple(shape)
         fits = len(sizes) == len(port.max_shape) and all(map(int.__le__, sizes, port.max_shape))
         if not fits or min(sizes, default=0) < 0:
-            detail = f"sizes {sizes} go beyond {port.max_shape}"
+            detail = f"sizes {sizes} do not fit into the highest sizes {port.max_shape}"
             raise SessionCallError(what="tensor for", name=port.name, detail=detail)
         return memory[: math.prod(sizes) * port.dtype.itemsize].view(port.dtype).view(sizes)

@@ -31,8 +31,12 @@ class Values:
             missing = sorted(set(names) - set(inputs))
             unknown = sorted(set(inputs) - set(names), key=str)
             wrong = (missing or unknown)[0]
-            detail = f"it takes {', '.join(names)}" if unknown and not missing else "it was not given"
-            raise SessionCallError(what="value for input" if missing else "input", name=wrong, detail=detail)
+            detail = (
+                f"the inputs are {', '.join(names)}"
+                if unknown and not missing
+                else "no value was passed for it"
+            )
+            raise SessionCallError(what="input", name=wrong, detail=detail)
         arrays = [value for value in inputs.values() if not isinstance(value, int)]
         self._gives_numpy = bool(arrays) and not any(isinstance(value, torch.Tensor) for value in arrays)
         tensors = [_tensor_of(port, inputs[port.name]) for port in interface.inputs]
@@ -84,7 +88,7 @@ def _from_numpy(port: Port, value: object) -> torch.Tensor:
     try:
         return tensor_of(array)
     except (TypeError, ValueError) as cause:
-        advice = ", in another order of bytes: pass array.astype(array.dtype.type)"
+        advice = " in another byte order: pass array.astype(array.dtype.type)"
         kind = f"an array of {array.dtype}{'' if array.dtype.isnative else advice}"
         raise ArtifactInputError(name=port.name, expected=port, given=kind) from cause
 
@@ -93,7 +97,7 @@ def _numpy_of(port: Port, tensor: torch.Tensor) -> Array:
     try:
         return tensor.detach().cpu().numpy()
     except TypeError as cause:
-        kind = f"a result of {tensor.dtype}, which numpy has not: pass the inputs as torch tensors"
+        kind = f"a result of {tensor.dtype}, which numpy does not have: pass the inputs as torch tensors"
         raise ArtifactInputError(name=port.name, expected="a dtype of numpy", given=kind) from cause
 
 
@@ -106,7 +110,7 @@ def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: 
     ports = {port.name: port for port in interface.outputs}
     for name, target in outputs.items():
         if name not in ports:
-            raise SessionCallError(what="output", name=name, detail=f"it gives {', '.join(ports)}")
+            raise SessionCallError(what="output", name=name, detail=f"the outputs are {', '.join(ports)}")
         port, tensor = ports[name], _target(ports[name], target)
         sizes = [None if size is None else size.evaluate(symbols) for size in port.sizes]
         fits = len(sizes) == tensor.dim() and all(

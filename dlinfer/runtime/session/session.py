@@ -99,7 +99,7 @@ class Session(Introspection):
                 for device in devices
             ]
             if set(map(_kind_and_index, asked)) != set(map(_kind_and_index, own)):
-                expected = f"the devices it was made for: {', '.join(map(str, own))}"
+                expected = f"the devices that it was compiled for: {', '.join(map(str, own))}"
                 raise SessionOptionError(option="devices", given=list(devices), expected=expected)
         return own
 
@@ -198,7 +198,7 @@ class Session(Introspection):
         self._need_fresh("share_weights_with")
         mine, others = self._tensors, other._tensors
         if (mine.digest, mine.layouts) != (others.digest, others.layouts):
-            detail = "the other session's weights are not these"
+            detail = "the other session has other weights"
             raise SessionCallError(what="weights to share with", name=other._artifact.source, detail=detail)
         self._tensors = others
 
@@ -214,8 +214,8 @@ class Session(Introspection):
 
     def _need_fresh(self, what: str) -> None:
         if self.is_set_up:
-            detail = "it is set up already; reset() it first"
-            raise SessionCallError(what="way to call", name=what, detail=detail)
+            detail = "the session is set up already; call reset() first"
+            raise SessionCallError(what="call", name=what, detail=detail)
 
     # --- running
 
@@ -345,8 +345,11 @@ class Session(Introspection):
     def print_metrics(self) -> None:
         """Print the metrics. Raises SessionCallError if the option ``enable_metrics`` is off."""
         if not self.options.enable_metrics:
-            detail = "load it with enable_metrics=True, or update_backend_options(enable_metrics=True)"
-            raise SessionCallError(what="values of", name="metrics", detail=detail)
+            detail = (
+                "the option enable_metrics is off; load the artifact with enable_metrics=True, or call "
+                "update_backend_options(enable_metrics=True)"
+            )
+            raise SessionCallError(what="call", name="print_metrics", detail=detail)
         print(table(self.get_metrics()))
 
     def run_benchmark(
@@ -374,8 +377,8 @@ class Session(Introspection):
     def print_profile_data(self, n: int = 1) -> None:
         """Print the Python profiles of the first ``n`` runs. Raises SessionCallError if no run was profiled."""
         if not self.options.enable_profiling or not self._profiles.tables:
-            detail = "load it with enable_profiling=True and run it first"
-            raise SessionCallError(what="profile of", name="runs", detail=detail)
+            detail = "no run was profiled; load the artifact with enable_profiling=True and run it first"
+            raise SessionCallError(what="call", name="print_profile_data", detail=detail)
         print(self._profiles.text(n))
 
     def profile_ops(

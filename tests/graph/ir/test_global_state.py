@@ -83,7 +83,8 @@ def test_another_default_dtype_is_refused_where_the_graph_reads_it():
     with default_dtype(torch.float64):
         check(other)
         with pytest.raises(
-            TorchStateChangedError, match=r"default dtype torch\.float32; it is torch\.float64"
+            TorchStateChangedError,
+            match=r"default dtype = torch\.float32, but the default dtype = torch\.float64",
         ):
             check(reading)
 
@@ -93,7 +94,9 @@ def test_deterministic_algorithms_are_refused_where_the_graph_was_compiled_witho
     with deterministic(fills=False):
         strict = Requirement.of(graph_of(lambda x: x * 2, INTS))
         check(strict)
-        with pytest.raises(TorchStateChangedError, match="deterministic algorithms off; it is on"):
+        with pytest.raises(
+            TorchStateChangedError, match="deterministic algorithms = off, but deterministic algorithms = on"
+        ):
             check(loose)
     check(strict)  # it is deterministic, whether or not that is asked for
     with deterministic(fills=True), pytest.raises(TorchStateChangedError, match="fill_uninitialized_memory"):

@@ -133,7 +133,7 @@ def test_the_forger_of_these_tests_can_make_a_sound_container():
     ],
 )
 def test_names_that_lead_elsewhere_are_refused(name):
-    refused(forged([(name, b"abc"), MANIFEST_MEMBER]), "a member is called")
+    refused(forged([(name, b"abc"), MANIFEST_MEMBER]), "a member has the name")
 
 
 @pytest.mark.parametrize("contents", [b"abc", b""])
@@ -197,7 +197,7 @@ def test_a_header_longer_than_the_file_is_refused():
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a": NaN}', b"{", b"\xff", b"9" * 5000])
 def test_an_invalid_manifest_is_refused(text):
-    refused(forged([(MANIFEST, text)]), "manifest.json is no JSON")
+    refused(forged([(MANIFEST, text)]), "manifest.json is not JSON")
 
 
 def test_a_manifest_of_another_file_is_refused():
@@ -211,9 +211,11 @@ def test_a_manifest_of_another_file_is_refused():
 
 
 def test_a_file_of_an_earlier_release_is_refused_by_its_version():
-    with pytest.raises(ArtifactVersionError, match=r"format of dlinfer 0\.4, here is 3") as raised:
+    with pytest.raises(
+        ArtifactVersionError, match=r"format of dlinfer 0\.4, but this installation has 3"
+    ) as raised:
         open_container(old_archive(), "x")
-    assert "make the artifact again" in str(raised.value)
+    assert "compile and save the artifact again" in str(raised.value)
 
 
 def test_files_that_cannot_be_opened(tmp_path):
@@ -227,7 +229,7 @@ def test_files_that_cannot_be_opened(tmp_path):
 
 def test_a_writer_refuses_names_that_a_reader_would():
     for name in ("../a.bin", "a"):
-        with pytest.raises(ValueError, match="no name for a member"):
+        with pytest.raises(ValueError, match="not a valid name of a member"):
             write_container(BytesIO(), {}, {name: b"x"})
 
 

@@ -403,8 +403,14 @@ def test_the_versions_of_dlinfers_ops_are_kept_and_fit(fused):
 @pytest.mark.parametrize(
     ("versions", "message"),
     [
-        ({"rms_norm": 2, "silu_mul": 1}, r"dlinfer's op 'rms_norm' of version 2, here is 1\."),
-        ({"rms_norm": 1, "silu_mul": 0}, r"dlinfer's op 'silu_mul' of version 0, here is 1\."),
+        (
+            {"rms_norm": 2, "silu_mul": 1},
+            r"dlinfer's op 'rms_norm' in version 2, but this installation has 1\.",
+        ),
+        (
+            {"rms_norm": 1, "silu_mul": 0},
+            r"dlinfer's op 'silu_mul' in version 0, but this installation has 1\.",
+        ),
     ],
 )
 def test_an_op_of_another_version_is_refused_by_name(fused, versions, message):
@@ -420,7 +426,11 @@ def test_an_op_that_came_later_is_refused_by_name(fused):
             "dlinfer::norm_of_2027"
         )
 
-    refused(altered(fused, change), ArtifactVersionError, r"'norm_of_2027' of version 1, here is no such op")
+    refused(
+        altered(fused, change),
+        ArtifactVersionError,
+        r"'norm_of_2027' in version 1, but this installation has no such op",
+    )
 
 
 def test_a_graph_that_says_nothing_of_versions_is_of_the_first_ones(fused, monkeypatch):
@@ -429,7 +439,9 @@ def test_a_graph_that_says_nothing_of_versions_is_of_the_first_ones(fused, monke
 
     dlinfer.load(altered(fused, change))
     monkeypatch.setattr(dlinfer.ops.rms_norm, "version", 2)
-    refused(altered(fused, change), ArtifactVersionError, "'rms_norm' of version 1, here is 2")
+    refused(
+        altered(fused, change), ArtifactVersionError, "'rms_norm' in version 1, but this installation has 2"
+    )
 
 
 def test_an_engine_that_is_not_here(good, monkeypatch):

@@ -53,9 +53,9 @@ def test_two_files_of_one_key_are_not_alike():
 def test_a_wrong_or_missing_key_is_told_from_a_damaged_file():
     data = sealed(b"secret")
     for key, why in [
-        (None, "no key was given"),
-        (OTHER, "not its key"),
-        (b"short", "32 bytes, given was 5 bytes"),
+        (None, "no key was passed"),
+        (OTHER, "with another key"),
+        (b"short", "32 bytes, but the passed key is 5 bytes"),
     ]:
         with pytest.raises(ArtifactKeyError, match=why):
             unsealed(data, key, "x")
@@ -109,7 +109,7 @@ def test_frames_cannot_be_moved_repeated_or_left_out():
 
 def test_a_key_for_what_is_not_encrypted_is_refused():
     assert unsealed(b"plain bytes", None, "x") == b"plain bytes"
-    with pytest.raises(ArtifactCorruptError, match="a key was given, but it is not encrypted"):
+    with pytest.raises(ArtifactCorruptError, match="a key was passed, but the file is not encrypted"):
         unsealed(b"plain bytes", KEY, "x")
 
 
@@ -117,7 +117,7 @@ def test_registered_keys_are_found_by_name():
     register_decryption("ours", key=KEY)
     assert bytes(unsealed(sealed(b"abc"), "ours", "x")) == b"abc"
     sealing.update_decryption_key("ours", OTHER)
-    with pytest.raises(ArtifactKeyError, match="not its key"):
+    with pytest.raises(ArtifactKeyError, match="with another key"):
         unsealed(sealed(b"abc"), "ours", "x")
     for call in (
         lambda: unsealed(b"", "theirs", "x"),

@@ -81,9 +81,9 @@ def test_outputs_that_the_caller_gives_are_written(session):
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ({}, "'x': it was not given"),
-        ({"x": rows(3), "y": rows(3)}, "'y': it takes x"),
-        ({"y": rows(3)}, "'x': it was not given"),
+        ({}, "'x': no value was passed"),
+        ({"x": rows(3), "y": rows(3)}, "'y': the inputs are x"),
+        ({"y": rows(3)}, "'x': no value was passed"),
     ],
 )
 def test_names_it_does_not_have(session, inputs, said):
@@ -285,7 +285,7 @@ def test_entries_share_a_cache_that_they_write(tmp_path):
         ):
             [found] = session.run({"x": x, "slots": slots}, entry).values()
             same(found, fresh(x, slots))
-    with pytest.raises(SessionCallError, match="it has prefill, decode"):
+    with pytest.raises(SessionCallError, match="the entries are prefill, decode"):
         session.run({"x": rows(4), "slots": torch.arange(4)})
 
 

@@ -126,7 +126,7 @@ def test_a_result_of_another_type_or_other_sizes_is_an_error(monkeypatch, change
         return {name: change(array) for name, array in honest(self, arrays).items()}
 
     monkeypatch.setattr(Session, "run", wrong)
-    with pytest.raises(EngineResultError, match=rf"gave {given} .* the graph has torch.float32 \[3, 4\]"):
+    with pytest.raises(EngineResultError, match=rf"returned {given} .*, not torch.float32 \[3, 4\]"):
         run(data)
 
 
