@@ -77,12 +77,12 @@ class _Run:
                 if "result" in line:
                     self._found(Result(**line["result"]))
             if self._header is None:
-                detail = f"its process ended {child.how}: {child.last_words()}"
+                detail = f"the test process ended {child.how}: {child.last_words()}"
                 raise ConformanceError(vendor=self._name, detail=detail)
             if child.begun is None:
                 break
             self._deaths += 1
-            self._found(replace(child.begun, state=FAILED, detail=f"the process ended {child.how}"))
+            self._found(replace(child.begun, state=FAILED, detail=f"the test process ended {child.how}"))
             if self._deaths == MOST_DEATHS:
                 break
         results = [*self._results, *self._left_out(), *here.served_none(self._header, self._results)]
@@ -106,8 +106,10 @@ class _Run:
         left = self._total - len(self._results)
         if not left:
             return []
-        why = f"the process ended {self._deaths} times before" if self._deaths else "its process ended early"
-        return [Result("", "", "", "claim", FAILED, f"not asked: {why}, {left} checks are left")]
+        why = (
+            f"the test process ended {self._deaths} times" if self._deaths else "the test process ended early"
+        )
+        return [Result("", "", "", "claim", FAILED, f"{left} checks did not run: {why}")]
 
 
 class _Child:
@@ -141,7 +143,7 @@ class _Child:
                         yield line
                 else:
                     self._process.kill()
-                    self.how = f"by us, after {self._timeout:g} seconds without an answer"
+                    self.how = f"because dlinfer killed it after {self._timeout:g} seconds without an answer"
             finally:
                 if sys.exc_info()[0] is not None:
                     self._process.kill()
@@ -157,7 +159,7 @@ class _Child:
     def last_words(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
 
 def _described(status: int) -> str:

@@ -59,7 +59,7 @@ def result(task: Task) -> Result:
     """Run a task and return its result. Never raises: an exception of the vendor's code is a failed result."""
     blank = named(task)
     if task.check is None:
-        return _with(blank, UNCLAIMED, "the vendor does not claim it")
+        return _with(blank, UNCLAIMED, "the vendor does not claim this")
     start = time.perf_counter()
     state, detail = _asked(task)
     return _with(blank, state, detail, time.perf_counter() - start)
@@ -82,10 +82,14 @@ def _asked(task: Task) -> tuple[str, str]:
     except DECLINES as declined:
         reason = str(declined.fields.get("reason", declined.explanation))
         in_full = task.check.name == plan.VALUES and task.claim is not None and not task.claim.in_part
-        return (FAILED, f"claimed in full, and declined: {reason}") if in_full else (DECLINED, reason)
+        return (
+            (FAILED, f"the vendor claims every call, but declined this one: {reason}")
+            if in_full
+            else (DECLINED, reason)
+        )
     except Exception as error:  # noqa: BLE001 - a vendor's code; any exception is a finding
         first = (str(error) or "no message").strip().splitlines()[0]
-        return FAILED, f"raises {type(error).__name__}: {first}"
+        return FAILED, f"the call raised {type(error).__name__}: {first}"
     return PASSED, note or ""
 
 
@@ -98,7 +102,7 @@ def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:
         if result.check == plan.VALUES:
             states.setdefault((result.op, result.dtype), []).append(result.state)
     return [
-        Result(op, dtype, "", "claim", FAILED, "claimed, and every sample was declined")
+        Result(op, dtype, "", "claim", FAILED, "the vendor claims this, but declined every sample")
         for (op, dtype), states_of_op in states.items()
         if set(states_of_op) == {DECLINED}
     ]

@@ -41,7 +41,7 @@ class Explanation(Facts):
         Raises ExplanationError for an explanation without a model: one from JSON or from ``of_process``.
         """
         if self._compiled is None:
-            raise ExplanationError(detail="it holds reports only, nothing that could be called")
+            raise ExplanationError(detail="it was loaded from reports and has no model to run")
         return self._compiled.run(self, args, kwargs)
 
     @classmethod
@@ -60,7 +60,7 @@ class Explanation(Facts):
                 data["versions"],
             )
         except (ValueError, KeyError, TypeError) as cause:
-            detail = f"the JSON is no explanation: {type(cause).__name__}: {cause}"
+            detail = f"the JSON does not hold an explanation: {type(cause).__name__}: {cause}"
             raise ExplanationError(detail=detail) from cause
 
     def to_json(self) -> str:
@@ -80,7 +80,7 @@ class Explanation(Facts):
         target = Path(path)
         forms = dict(zip(FORMATS, (self.to_text, self.to_json, self.to_html), strict=True))
         if target.suffix not in forms:
-            raise ExplanationError(detail=f"{target.name!r} ends in none of {', '.join(FORMATS)}")
+            raise ExplanationError(detail=f"{target.name!r} does not end in one of {', '.join(FORMATS)}")
         target.write_text(forms[target.suffix](), encoding="utf-8")
         return target
 

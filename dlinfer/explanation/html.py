@@ -38,7 +38,7 @@ def _head(explanation: Facts) -> str:
     parts = [f"<h1>{escape(explanation.model)}</h1>", f'<div class="soft">{escape(versions)}</div>']
     parts.append(f'<div class="facts">{facts}</div>')
     if not explanation.graphs:
-        parts.append(_notice("Nothing was captured: it ran without dlinfer."))
+        parts.append(_notice("No graph was captured: the model ran without dlinfer."))
     for broken in explanation.graph_breaks:
         often = f", {broken.count} times" if broken.count > 1 else ""
         text = f"<b>Graph break{often}</b> at <code>{escape(short_line(broken.line))}</code>: {escape(broken.reason)}"
@@ -103,11 +103,11 @@ def _tables(graph: GraphReport) -> Iterable[str]:
     yield _table("Passes", ("pass", "why", "edits", "nodes after", "time"), passes)
     yield _table("Edits", ("pass", "what", "removed", "added", "model line"), edits)
     yield _table("Refused matches", ("rule", "node", "reason", "model line"), refused)
-    yield _table("Regions", ("region", "engine", "nodes", "not entered because", "notes"), regions)
+    yield _table("Regions", ("region", "engine", "nodes", "reason not to run it", "notes"), regions)
     yield _table("Clusters", ("cluster", "uses", "elementary nodes", "origin", "time", "reason"), clusters)
     yield _table("Kernels", ("kernel", "how often"), list(graph.kernels().items()))
     yield _table("Symbols", ("symbol", "values", "from"), symbols)
-    yield _table("Guards", ("condition, and the line that asked for it",), [(text,) for text in graph.guards])
+    yield _table("Guards", ("condition, and the line that needs it",), [(text,) for text in graph.guards])
     yield _table("Memory", ("what", "size"), memory)
     yield _table("Inputs", ("input", "dtype and sizes", ""), inputs)
     yield _table("Nodes", ("node", "op", "result", "runs as", "module", "model line"), nodes)

@@ -46,7 +46,7 @@ class Layer:
     def title(self) -> str:
         """``layers.0``, or ``layers.0 … 23`` for several layers."""
         if self.place is None:
-            return "outside of layers"
+            return "outside the layers"
         container, index = self.place
         last = f" … {index + self.often - 1}" if self.often > 1 else ""
         return f"{container}.{index}{last}"

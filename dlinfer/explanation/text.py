@@ -27,7 +27,7 @@ def headline(explanation: Facts) -> dict[str, str]:
     return {
         "graphs": str(len(explanation.graphs)),
         "in the engine": f"{explanation.coverage:.0%} ({engine} of {engine + eager} nodes that compute)",
-        "of the products": f"{explanation.flop_coverage:.0%} of their floating-point operations",
+        "matrix products": f"{explanation.flop_coverage:.0%} of their operations in the engine",
         "recompiles": str(len(explanation.recompiles)),
         "size-1 variants": str(len(explanation.size_1_variants)),
         "graph breaks": str(sum(item.count for item in explanation.graph_breaks)),
@@ -41,7 +41,7 @@ def _summary(explanation: Facts) -> list[str]:
     lines = [f"dlinfer explain: {explanation.model}", *table(headline(explanation).items(), "  ")]
     lines.append(f"  with {', '.join(f'{name} {version}' for name, version in explanation.versions.items())}")
     if not explanation.graphs:
-        lines.append("nothing was captured: it ran without dlinfer")
+        lines.append("no graph was captured: the model ran without dlinfer")
     for broken in explanation.graph_breaks:
         often = f" ({broken.count} times)" if broken.count > 1 else ""
         lines += [f"graph break{often}: {broken.reason}", f"  at {short_line(broken.line)}"]
@@ -63,7 +63,7 @@ def _graph(number: int, graph: GraphReport) -> list[str]:
     if graph.refused:
         facts["refused"] = graph.refused
     if graph.not_loaded:
-        facts["in the cache"] = f"another one: {graph.not_loaded}"
+        facts["in the cache"] = f"only an entry that differs: {graph.not_loaded}"
     facts["time"] = ", ".join(f"{stage} {duration(s)}" for stage, s in graph.seconds.items()) or "none"
     facts["memory"] = (
         ", ".join(f"{name} {amount(count)}" for name, count in graph.memory.items()) or "not measured"
@@ -104,12 +104,12 @@ def _passes(graph: GraphReport) -> Iterator[str]:
             if match.line:
                 yield f"    {short_line(match.line)}"
     if idle:
-        yield f"nothing to do: {', '.join(idle)}"
+        yield f"made no changes: {', '.join(idle)}"
 
 
 def _regions(graph: GraphReport) -> Iterator[str]:
     for region in graph.regions:
-        refused = f", not entered: {region.reason}" if region.reason else ""
+        refused = f", not run in the engine: {region.reason}" if region.reason else ""
         yield f"{region.name}: {region.nodes} nodes for {region.engine}{refused}"
         yield from (f"  {note}" for note in region.notes)
 

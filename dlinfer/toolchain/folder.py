@@ -59,9 +59,9 @@ def state(toolchain: Toolchain) -> State:
     if stamp is None:
         return State(False, "its installation was not finished")
     if stamp.get("recipe") != toolchain.digest:
-        return State(False, "it was made by another recipe (another version of dlinfer)")
+        return State(False, "another version of dlinfer installed it, by another recipe")
     if not environment(toolchain).python.exists():
-        return State(False, f"its CPython is gone ({stamp.get('interpreter')})")
+        return State(False, f"its CPython no longer exists: {stamp.get('interpreter')}")
     return State(True, f"CPython {stamp.get('version')}")
 
 

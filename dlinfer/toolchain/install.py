@@ -72,7 +72,7 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
     def run(line: str, command: list[str]) -> None:
         _run(toolchain, command, lambda: report(line))
 
-    line = f"an environment of CPython {interpreter.version} ({interpreter.path})"
+    line = f"creating an environment of CPython {interpreter.version} ({interpreter.path})"
     run(line, [interpreter.path, "-I", "-m", "venv", str(target.folder)])
     downloads = (
         target.folder / "downloads"
@@ -89,7 +89,7 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     if toolchain.check:
-        run("a look whether it works", [str(target.python), "-I", "-c", toolchain.check])
+        run("checking the installation", [str(target.python), "-I", "-c", toolchain.check])
     stamp = {
         "recipe": toolchain.digest,
         "version": interpreter.version,
@@ -144,7 +144,7 @@ def _locked(toolchain: Toolchain, report: Report) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another process is at it; waiting")
+            report("waiting for another process that installs or removes it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -37,7 +37,7 @@ def find_interpreter(version: str, toolchain: str) -> Interpreter:
         if isinstance(answer, Interpreter):
             return answer
         faults.append(f"{path}: {answer}")
-    looked = "; ".join(faults) or f"no python{version} on PATH, none of pyenv, none of uv"
+    looked = "; ".join(faults) or f"there is no python{version} on PATH, in pyenv or in uv"
     raise ToolchainInterpreterError(toolchain=toolchain, version=version, looked=looked)
 
 
@@ -82,7 +82,7 @@ def _asked(path: str, version: str) -> Interpreter | str:
     try:
         implementation, full = json.loads(answer.stdout)
     except ValueError:
-        return "it does not answer like Python"
+        return "it is not a Python interpreter"
     if implementation != "CPython":
         return f"it is {implementation}"
     if full.split(".")[:2] != version.split("."):

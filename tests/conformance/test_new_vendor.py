@@ -99,7 +99,7 @@ def test_two_devices_at_once_are_refused_by_name_and_harm_nobody(tmp_path):
     working = [name for name in ("eta", "zeta") if found[name] == name]
     assert len(working) == 1 and found["sum"] == 4.0
     (other,) = {"eta", "zeta"} - set(working)
-    assert f"one device of other kinds a process, which is '{working[0]}'" in found[other]
+    assert f"one custom device in a process, and this process has '{working[0]}'" in found[other]
 
 
 @pytest.mark.parametrize(

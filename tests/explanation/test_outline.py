@@ -49,7 +49,7 @@ def test_kernels_and_clusters_are_blocks_and_views_are_rows():
 
 
 def test_two_layers_appear_and_many_equal_ones_are_one():
-    assert shown(stack(2)) == [("model.layers.0", 1), ("model.layers.1", 1), ("outside of layers", 1)]
+    assert shown(stack(2)) == [("model.layers.0", 1), ("model.layers.1", 1), ("outside the layers", 1)]
     layer, head = outline_of(stack(24))
     assert (layer.title, layer.often) == ("model.layers.0 … 23", 24)
     assert [block.kind for block in layer.blocks] == ["cluster", "kernel", "kernel"]
@@ -65,7 +65,7 @@ def test_a_layer_that_differs_appears_for_itself():
         ("model.layers.0 … 3", 4),
         ("model.layers.4", 1),
         ("model.layers.5 … 8", 4),
-        ("outside of layers", 1),
+        ("outside the layers", 1),
     ]
 
 

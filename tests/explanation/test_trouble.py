@@ -20,8 +20,8 @@ from tests.graph.report.test_report import whole
 def test_nothing_captured_shows():
     explanation = Explanation("m")
     assert explanation.coverage == 0.0
-    assert "nothing was captured" in str(explanation)
-    assert "Nothing was captured" in explanation.to_html()
+    assert "no graph was captured" in str(explanation)
+    assert "No graph was captured" in explanation.to_html()
 
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,7 @@ def test_two_at_once_make_it_once(recipe):
         other = pool.submit(install, bare, second)
         assert one.result() == other.result() == find(bare)
     assert "an environment of CPython" in said["first"][0]
-    assert said["second"] == ["another process is at it; waiting"]
+    assert said["second"] == ["waiting for another process that installs or removes it"]
 
 
 @pytest.mark.usefixtures("cache", "quick")
@@ -156,7 +156,7 @@ def test_a_step_is_told_of_however_short_it_is(recipe, monkeypatch):
     install(replace(recipe, packages=(), check="import json"), lines.append)
     assert [line.split(" (")[0] for line in lines] == [
         f"an environment of CPython {HERE}.0",
-        "a look whether it works",
+        "checking the installation",
     ]
 
 
@@ -173,7 +173,7 @@ def test_what_an_interruption_left_is_made_anew(recipe):
     assert state(bare).installed
     assert not (place / "rubbish").exists()
     made.python.unlink()
-    assert "CPython is gone" in state(bare).reason
+    assert "CPython no longer exists" in state(bare).reason
 
 
 @pytest.mark.parametrize("fault", ["package", "check"])

@@ -67,7 +67,7 @@ def test_of_uv(machine):
     [
         ('echo \'["PyPy", "3.10.1"]\'', "it is PyPy"),
         ('echo \'["CPython", "3.12.1"]\'', "it is CPython 3.12.1"),
-        ("echo hello", "does not answer like Python"),
+        ("echo hello", "it is not a Python interpreter"),
         ("echo \"No module named 'ensurepip'\" >&2; exit 1", "No module named 'ensurepip'"),
     ],
 )
@@ -81,5 +81,7 @@ def test_what_will_not_do_is_named_with_what_to_do(machine, says, why):
 
 @pytest.mark.usefixtures("machine")
 def test_none_at_all():
-    with pytest.raises(ToolchainInterpreterError, match=r"no python3\.10 on PATH, none of pyenv, none of uv"):
+    with pytest.raises(
+        ToolchainInterpreterError, match=r"there is no python3\.10 on PATH, in pyenv or in uv"
+    ):
         find_interpreter("3.10", "sophgo")

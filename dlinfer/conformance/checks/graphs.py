@@ -38,7 +38,7 @@ def engine_of(subject: Subject) -> str:
     if engine in vendor.engines:
         return engine
     if not vendor.engines:
-        raise Skipped("the vendor brings no graph engine")
+        raise Skipped("the vendor has no graph engine")
     return vendor.default_engine or vendor.engines[0]
 
 

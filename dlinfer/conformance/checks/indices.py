@@ -60,9 +60,11 @@ def indices(case: Case) -> None:
         except OpArgumentError:
             pass
         else:
-            raise Failed(f"takes {number} in {name}, which is out of range")
+            raise Failed(f"the call accepts {number} in {name}, although it is out of range")
         for (parameter, tensor), was in zip(written, before, strict=True):
             if not torch.equal(bits(tensor), was):
-                raise Failed(f"refuses {number} in {name} after it has written {parameter}")
+                raise Failed(
+                    f"the call refuses {number} in {name}, but only after it has written to {parameter}"
+                )
     if not asked:
-        raise Skipped("the op promises no refusal of an index, or the sample has none")
+        raise Skipped("the op does not promise to refuse wrong indices, or the sample has no indices")

@@ -37,19 +37,19 @@ def aliasing(case: Case) -> None:
 def mutation(case: Case) -> None:
     """Check that a call writes only the arguments that the schema declares as mutated."""
     if case.aliased:
-        raise Skipped("an input shares memory with an output")
+        raise Skipped("in this sample, an input shares memory with an output")
     args = case.fresh()
     before = [(name, tensor, bits(tensor)) for name, tensor in case.named(args)]
     case.call(args)
     for name, tensor, was in before:
         if name not in case.op.mutates and not torch.equal(bits(tensor), was):
-            raise Failed(f"writes {name}, which the schema does not say")
+            raise Failed(f"the call writes to {name}, but the schema does not declare it as mutated")
 
 
 def views(case: Case) -> None:
     """Check arguments that are views of larger tensors. A call must not read or write elements around a view."""
     if case.aliased:
-        raise Skipped("its arguments share memory")
+        raise Skipped("in this sample, arguments share memory")
     around: list[tuple[Tensor, Tensor]] = []
 
     def placed(tensor: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def views(case: Case) -> None:
     case.compare(args, returned, case.expected())
     for whole, mask, was in outside:
         if not torch.equal(bits(whole)[mask], was[mask]):
-            raise Failed("writes beside a view that it was given")
+            raise Failed("the call writes outside an argument that is a view")
 
 
 def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def leaks(case: Case) -> None:
     args = case.fresh()
     for _ in range(CALLS):  # warm up: one-time allocations happen now
         case.call(args)
-    names = ("blocks of Python's", "bytes of the process", "bytes of the device")
+    names = ("Python memory blocks", "bytes of process memory", "bytes of device memory")
     allowed = (CALLS // 2, LEAKED_BYTES, CALLS - 1)
     gc.collect()
     gc.freeze()  # each count then skips the objects that torch holds
@@ -107,7 +107,7 @@ def leaks(case: Case) -> None:
         gc.unfreeze()
     for name, most, growth in zip(names, allowed, grown, strict=True):
         if growth > most:
-            raise Failed(f"each {CALLS} calls keep {growth} {name} more")
+            raise Failed(f"memory leaks: {CALLS} calls keep {growth} {name}")
 
 
 def _repeat(case: Case, args: list[Any]) -> None:

@@ -17,12 +17,12 @@ def schema(case: Case) -> None:
     results = _listed(returned)
     is_list = [str(result.type) for result in returns] == ["List[Tensor]"]
     if len(results) != len(returns) and not is_list:
-        raise Failed(f"returns {len(results)} results where the schema has {len(returns)}")
+        raise Failed(f"the call returns {len(results)} results, but the schema has {len(returns)}")
     for number, result in enumerate(results):
         if not isinstance(result, Tensor):
             raise Failed(f"result {number} is {type(result).__name__}, not a tensor")
         if result.device.type != case.subject.device:
-            raise Failed(f"result {number} lies on {result.device}, not on {case.subject.device}")
+            raise Failed(f"result {number} is on {result.device}, not on {case.subject.device}")
 
 
 def fake(case: Case) -> None:
@@ -30,7 +30,7 @@ def fake(case: Case) -> None:
     expected = _by_fakes(case, case.fresh())
     actual = _described(case.call(case.fresh()))
     if actual != expected:
-        raise Failed(f"gives {_text(actual)} where the fake function says {_text(expected)}")
+        raise Failed(f"the call returns {_text(actual)}, but the fake function returns {_text(expected)}")
 
 
 def turned(case: Case) -> None:
@@ -40,7 +40,7 @@ def turned(case: Case) -> None:
     expected = _by_fakes(case, _turned(case, case.fresh()))
     actual = _described(returned)
     if actual != expected:
-        raise Failed(f"gives {_text(actual)} where the fake function says {_text(expected)}")
+        raise Failed(f"the call returns {_text(actual)}, but the fake function returns {_text(expected)}")
     case.compare(args, returned, case.expected())
 
 
@@ -104,4 +104,4 @@ def symbolic(case: Case) -> None:
         shapes = [tuple(int(size) for size in result.shape) for result in symbols]
     real = [tuple(result.shape) for result in _listed(case.call(case.fresh()))]
     if shapes != real:
-        raise Failed(f"symbolic sizes {shapes}, real ones {real}")
+        raise Failed(f"the fake function returns sizes {shapes}, but the real call returns sizes {real}")

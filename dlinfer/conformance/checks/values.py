@@ -56,7 +56,7 @@ def determinism(case: Case) -> None:
         dirty_memory(first)
         results = [bits(result) for result in oracle.results(case.op, args, case.call(args))]
         if first and not all(map(torch.equal, first, results)):
-            raise Failed("the same call gives other bits the second time")
+            raise Failed("repeating the same call changes the result's bits")
         first = results
 
 
@@ -74,7 +74,7 @@ def outputs(case: Case) -> None:
     if not set(OUTPUTS) & set(case.op.mutates):
         raise Skipped("the op has no output argument")
     if case.aliased:
-        raise Skipped("its output is its input")
+        raise Skipped("in this sample, the output is an input")
     want = case.expected(_emptied(case, case.for_oracle()))
     args = _emptied(case, case.fresh())
     case.compare(args, case.call(args), want)

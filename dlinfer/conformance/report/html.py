@@ -20,7 +20,11 @@ _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)
 def page(report: Report) -> str:
     head, counts = report.header, report.counts()
     verdict = (
-        "every claim holds" if report.holds else "claims are broken" if counts[FAILED] else "nothing passed"
+        "every claim holds"
+        if report.holds
+        else "some claims do not hold"
+        if counts[FAILED]
+        else "nothing passed"
     )
     package = f"{head.distribution} {head.version}".strip() or "no package"
     said = ", ".join(f"{counts[state]} {state}" for state in _WORST if counts[state])

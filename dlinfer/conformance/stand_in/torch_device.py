@@ -75,8 +75,8 @@ def why_not(name: str) -> str | None:
         return None
     taken = torch._C._get_privateuse1_backend_name()
     if taken == "privateuseone":
-        return f"nobody has made device {name!r}: its package is not installed, or torch's autoload is off"
-    return f"torch has one device of other kinds a process, which is {taken!r} here"
+        return f"torch has no device {name!r}: its package is not installed, or torch's autoload is off"
+    return f"torch allows one custom device in a process, and this process has {taken!r}"
 
 
 # --- memory and views
