@@ -44,7 +44,7 @@ def dlinfer_backend(
     """
     try:
         if mode not in (None, "default", "reduce-overhead"):
-            expected = "'default' or 'reduce-overhead'; set dlinfer's own options by options={...}"
+            expected = "'default' or 'reduce-overhead'; pass dlinfer's own options as options={...}"
             raise CompileOptionError(option="mode", given=mode, expected=expected)
         chosen = CompileOptions.of(options)
         try:

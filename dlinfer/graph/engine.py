@@ -129,7 +129,7 @@ def check_options(engine: Engine, options: CompileOptions) -> None:
     own = [item.name for item in engine.passes]
     for name in options.passes:
         if "." in name and name not in own:
-            expected = f"one that engine {engine.name!r} has ({', '.join(own) or 'none of its own'})"
+            expected = f"a pass that engine {engine.name!r} has ({', '.join(own) or 'it has no passes'})"
             raise CompileOptionError(option="passes", given=name, expected=expected)
 
 
@@ -178,7 +178,7 @@ def _loaded(vendor: Vendor, name: str) -> Engine:
             engine = vendor.load_engine(name) if vendor.load_engine is not None else None
             if isinstance(engine, Engine):
                 return _engines.setdefault((vendor.name, name), engine)
-            detail = f"load_engine gave {type(engine).__name__}, no dlinfer.graph.engine.Engine"
+            detail = f"load_engine returned {type(engine).__name__}, not a dlinfer.graph.engine.Engine"
         except DlinferError:
             raise
         except Exception as error:  # noqa: BLE001 - a plugin's code may fail in any way

@@ -41,7 +41,7 @@ def difference(
             wrong = result != target
         if wrong.any():
             place = tuple(wrong.nonzero()[0].tolist())
-            first = f"the first one is {_number(result[place])}, expected {_number(target[place])}"
+            first = f"the first is {_number(result[place])}, expected {_number(target[place])}"
             return f"{int(wrong.sum())} of {target.numel()} elements of result {number} are wrong; {first}"
     return None
 

@@ -158,4 +158,6 @@ def test_an_engine_of_the_host_refuses_the_device_s_tensors_by_name(engine):
         )
         torch.testing.assert_close(run(*given).cpu(), torch.full((3,), 3.0))
     nodes = report.reports()[-1].nodes
-    assert {(node.place, node.reason) for node in nodes} == {("eager", f"a tensor on device {NAME!r}")}
+    assert {(node.place, node.reason) for node in nodes} == {
+        ("eager", f"it uses a tensor on device {NAME!r}")
+    }

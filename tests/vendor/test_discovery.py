@@ -435,5 +435,5 @@ def test_an_engine_that_cannot_be_loaded_names_its_vendor(plugins):
 def test_an_engine_of_another_interface_names_its_vendor(plugins):
     source = healthy("acme", "cpu", engines=("fast",))
     plugins("acme", source.replace("engines=", "load_engine=lambda name: object(), engines="))
-    with pytest.raises(VendorLoadError, match=r"'acme'.*gave object, no dlinfer.graph.engine.Engine"):
+    with pytest.raises(VendorLoadError, match=r"'acme'.*returned object, not a dlinfer.graph.engine.Engine"):
         find_engine("fast", "cpu")

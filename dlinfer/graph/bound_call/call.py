@@ -86,7 +86,7 @@ class BoundCall:
             try:
                 leaves.append(evaluate(source, scope))
             except ABSENT as cause:
-                expected = repr(constants[place]) if place in constants else "what was captured"
+                expected = repr(constants[place]) if place in constants else "the captured value"
                 raise ArtifactInputError(
                     name=names[place], expected=expected, given=f"nothing ({cause})"
                 ) from cause

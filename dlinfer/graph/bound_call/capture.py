@@ -52,7 +52,7 @@ def capture_call(
     # Dynamo traces only the forward of a module. Its hooks run around the forward.
     hooks = [f"L['self']{name}" for name in _HOOKS] if isinstance(function, nn.Module) else []
     if any(evaluate(source, scope) for source in hooks):
-        raise CaptureError(reason="it has hooks, which a compiled call would leave out", line=line)
+        raise CaptureError(reason="it has hooks, which a compiled call would skip", line=line)
     backend = _Backend(options, traced.receiver)
     # torch declares the parameter ``options`` as a dict of anything.
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
@@ -71,7 +71,7 @@ def capture_call(
         condition = dynamo.broken_at_once(cause)
         if not condition:
             raise
-        reason = f"it would hold only while {condition}, but this call breaks that"
+        reason = f"the graph would be valid only while {condition}, but this call violates that"
         raise CaptureError(reason=reason, line=line) from cause
     finally:
         # Each capture would count against Dynamo's limit for the function.
@@ -127,7 +127,9 @@ class _Backend:
         try:
             self._conditions = symbol_guards.conditions(mode, self._inputs)
         except SizeTextError as cause:
-            raise CaptureError(reason=f"a guard on a size: {cause}", line="the call") from cause
+            raise CaptureError(
+                reason=f"a guard on a size cannot be checked: {cause}", line="the call"
+            ) from cause
         self._twice = [(self._renamed(a), self._renamed(b)) for a, b in dynamo.inputs_given_twice()]
         self._specialized = list(dict.fromkeys(map(self._renamed, dynamo.constants_read())))
 
@@ -147,24 +149,26 @@ class _Backend:
         """Raise _CannotServeError if the graph would be wrong for later calls. Release the first run's tensors."""
         (inputs, outputs), self._first_run = self._first_run, ((), ())
         if self.compiled is None or not isinstance(result, torch.Tensor):
-            raise _CannotServeError("it does not give one tensor")
+            raise _CannotServeError("it does not return exactly one tensor")
         if len(outputs) != 1 or outputs[0] is not result:
-            raise _CannotServeError("it gives or stores other tensors than the one that it computes")
+            raise _CannotServeError("it returns or stores tensors other than its one computed result")
         for source, _ in self._inputs:
             if not root(source):
-                raise _CannotServeError(f"it reads {source!r}, which is no argument of its own")
+                raise _CannotServeError(f"it reads {source!r}, which is not one of its arguments")
         for condition, read in self._conditions:
             if changing := [source_name(source) for source in read if not is_steady(source, steady)]:
                 names = {f"v{index}": source_name(source) for index, source in enumerate(read)}
                 text = condition.renamed(names)
                 raise _CannotServeError(
-                    f"it would hold only while {text}, and {', '.join(changing)} may change between calls"
+                    f"the graph would be valid only while {text}, but {', '.join(changing)} may change "
+                    "between calls"
                 )
         for pair in self._twice:
             if all(map(root, pair)) and not all(is_steady(source, steady) for source in pair):
                 first, second = map(source_name, pair)
                 raise _CannotServeError(
-                    f"{first} and {second} are one tensor now, and may be two at another call"
+                    f"{first} and {second} are the same tensor in this call, but may be two tensors in "
+                    "another call"
                 )
         for (source, _), value, is_written in zip(self._inputs, inputs, self._written, strict=True):
             if is_steady(source, steady):
@@ -173,7 +177,7 @@ class _Backend:
             if is_written:
                 raise _CannotServeError(f"it writes into {name}, which may be another tensor at each call")
             if isinstance(value, torch.Tensor) and _is_one_memory(result, value):
-                raise _CannotServeError(f"its result is a view of {name}, which each call may copy")
+                raise _CannotServeError(f"its result is a view of {name}, and a call may have to copy {name}")
 
     def interface(self, scope: Scope, steady: Sequence[str]) -> tuple[Interface, list[str]]:
         """Return two things: the graph's interface, and the list of the sources of the interface's values.
@@ -193,11 +197,11 @@ class _Backend:
                 fixed = "" if port.strides is None else str(port)
                 if None in port.sizes[1:] and value.numel() == 0:
                     raise _CannotServeError(
-                        f"{name} has no elements in this call, so its strides say nothing of other sizes"
+                        f"{name} has no elements in this call, so its strides at other sizes are unknown"
                     )
             if fixed and not is_steady(source, steady):
                 raise _CannotServeError(
-                    f"it would hold only while {name} is {fixed}, which may change between calls"
+                    f"the graph would be valid only while {name} is {fixed}, which may change between calls"
                 )
         symbols: dict[str, str] = {}  # source of a number that a condition reads -> the number's symbol
         conditions: list[Size] = []

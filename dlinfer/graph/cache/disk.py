@@ -76,7 +76,7 @@ class ArtifactCache:
             return None
         value = self.load_named(key.name, read)
         if value is None and wanted("cache") and not (self.folder / key.name).exists():
-            why = self.why_missed(key) or "nothing of it is stored"
+            why = self.why_missed(key) or "no entry with this subject is stored"
             show("cache", f"why {key.name} was missed", f"  {why}")
         return value
 
@@ -133,7 +133,7 @@ class ArtifactCache:
         for _, path in sorted(entries, reverse=True)[:_COMPARED]:
             with contextlib.suppress(OSError, ValueError):
                 text = _stored_key(path)
-                here = differences(text, key.text) or ["nothing differs: it was stored meanwhile"]
+                here = differences(text, key.text) or ["nothing differs: the entry was stored meanwhile"]
                 nearest = here if nearest is None or len(here) < len(nearest) else nearest
         return "; ".join(nearest or ())
 
@@ -173,7 +173,11 @@ def _unusable(key: Key) -> bool:
     change = key.environment.changed
     if change:
         _note("not used", Path(key.kind), CodeChangedError(change))
-        _warn(f"this process uses no cache of dlinfer's: {change}", stacklevel=4)
+        _warn(
+            f"dlinfer's disk cache is off in this process: {change}. Restart the process to use the "
+            "cache again.",
+            stacklevel=4,
+        )
     return bool(change)
 
 
@@ -184,7 +188,7 @@ def _note(outcome: str, path: Path, error: Exception | None = None) -> None:
             _counts[outcome] += 1
     show("cache", outcome, f"  {path}" + (f"\n  {type(error).__name__}: {error}" if error else ""))
     if isinstance(error, OSError):
-        reason = f"an entry of dlinfer's cache was {outcome}, and is compiled at each start"
+        reason = f"an entry of dlinfer's disk cache was {outcome}, so it is compiled again at each start"
         _warn(f"{reason}: {error.strerror or error} ({error.filename or path})", stacklevel=5)
 
 

@@ -67,9 +67,9 @@ class LoadedCode:
             try:
                 status = os.stat(path)
             except OSError:
-                return f"{path} is gone since {name} was loaded"
+                return f"{path} was removed after {name} was loaded"
             if max(status.st_ctime_ns, status.st_mtime_ns) > self._loaded_at - _COARSE:
-                return f"{path} changed since {name} was loaded"
+                return f"{path} changed after {name} was loaded"
         return ""
 
     def _hashed(self) -> str:

@@ -60,7 +60,10 @@ def read_export(
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
         raise CaptureError(
-            reason="its writes are outputs of the graph, as run_decompositions makes them",
+            reason=(
+                "its writes are outputs of the graph, as after run_decompositions(); pass the program without this "
+                "call"
+            ),
             line="ExportedProgram",
         )
     graph_module = torch.fx.GraphModule(program.graph_module, _copied(program.graph))
@@ -112,7 +115,8 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
         again = retrace(captured.graph_module, inputs, captured.mode)
     except RetraceError as cause:
         raise CaptureError(
-            reason=f"with its conjugated weights resolved: {cause}", line="torch.export"
+            reason=f"the graph cannot be re-traced with resolved conjugated weights: {cause}",
+            line="torch.export",
         ) from cause
     return Captured(again, tuple(inputs.values()), captured.mode)
 

@@ -59,6 +59,6 @@ def fake_result(
 
 def _fake_constant(value: object, mode: FakeTensorMode) -> torch.Tensor:
     if type(value) is not torch.Tensor:
-        raise RetraceError(f"a constant of {type(value).__name__}")
+        raise RetraceError(f"a constant is a {type(value).__name__}")
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

@@ -54,13 +54,15 @@ def capture(
     """
     for value in fakes:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-            raise CaptureError(reason=f"an input is a tensor of layout {value.layout}", line="the call")
+            raise CaptureError(reason=f"an input has layout {value.layout}", line="the call")
         if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
-            raise CaptureError(reason=f"an input is a {type(value).__name__}", line="the call")
+            raise CaptureError(
+                reason=f"an input is a {type(value).__name__}, a tensor subclass", line="the call"
+            )
     nodes = dynamo_graph.graph.nodes
     for node in nodes:
         if _name(node.target) in _DERIVATIVES:
-            raise _refusal(node, "it differentiates with torch.func, and graphs are for inference")
+            raise _refusal(node, "it computes derivatives with torch.func, but graphs are for inference only")
     replay = _Replay(dynamo_graph, changing_floats(dynamo_graph.graph) if keep_floats else set())
     captured = trace(
         replay.run, fakes, mode, decomposed=bool(autocast()) or any(map(_changes_dispatch, nodes))
@@ -126,7 +128,7 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
     """
     for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         if "val" not in node.meta:
-            raise _refusal(node, "an index is a tensor without dimensions: torch reads its number")
+            raise _refusal(node, "an index is a 0-d tensor, and torch would read its value during capture")
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
@@ -138,7 +140,7 @@ def _drop_without_result(graph: fx.Graph) -> None:
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):
             continue
         if node.users or not is_pure(node):
-            raise _refusal(node, f"{op_name(node)} gives what has no place in a graph")
+            raise _refusal(node, f"{op_name(node)} returns something that is neither a tensor nor a number")
         graph.erase_node(node)
 
 

@@ -47,8 +47,10 @@ def from_one_on(exported: Exported) -> Exported:
         for symbol, low in _Trial(exported, exported.examples, exported.reference).lowest(lows).items():
             if lows[symbol] == 1 and low > 1:
                 raise CaptureError(
-                    reason="at a size of 1 the module gives something else than what torch.export captured for 2 "
-                    "and more, so one graph cannot serve both",
+                    reason=(
+                        "at size 1 the module computes something else than the graph that torch.export captured "
+                        "for sizes of 2 and more, so one graph cannot serve both"
+                    ),
                     line=f"dynamic_shapes with min=1 for {_places(captured, symbol)}",
                 )
             declared[symbol] = (low, *declared[symbol][1:])

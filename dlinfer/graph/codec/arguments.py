@@ -62,7 +62,7 @@ def encode(value: object) -> Json:
         return {"torch": short_name(value)}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    raise CodecError(f"an argument of type {type(value).__name__} has no written form")
+    raise CodecError(f"an argument of type {type(value).__name__} cannot be stored")
 
 
 def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any:
@@ -77,7 +77,7 @@ def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any
     if is_list(data):
         return [decode(item, references) for item in data]
     if not _is_dict(data) or len(data) != 1:
-        raise CodecError("an argument of no known kind")
+        raise CodecError("an argument has an unknown form")
     ((kind, content),) = data.items()
     if kind in references and isinstance(content, str):
         return references[kind](content)
@@ -91,7 +91,7 @@ def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any
         return _torch_object(content, *_TORCH_NAMES)
     if kind == "device":
         return device_of(content)
-    raise CodecError(f"an argument of unknown kind {kind[:40]!r}")
+    raise CodecError(f"an argument has the unknown kind {kind[:40]!r}")
 
 
 def is_list(data: Json) -> TypeGuard[list[Json]]:
@@ -110,7 +110,7 @@ def short_name(value: object) -> str:
 def name_of(value: Json) -> str:
     """Return a node's name unchanged. Raises CodecError unless generated code can use it as a variable's name."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise CodecError(f"{value!r} is no name of a node")
+        raise CodecError(f"{value!r} is not a valid name of a node")
     return value
 
 
@@ -124,11 +124,11 @@ def device_of(content: Json) -> torch.device:
     try:
         return torch.device(content if isinstance(content, str) else "")
     except RuntimeError:
-        raise CodecError(f"{str(content)[:40]!r} is no device") from None
+        raise CodecError(f"{str(content)[:40]!r} is not a device") from None
 
 
 def _torch_object(content: Json, *kinds: type[T]) -> T:
     value = getattr(torch, content, None) if isinstance(content, str) and _NAME.fullmatch(content) else None
     if not isinstance(value, kinds):
-        raise CodecError(f"{str(content)[:40]!r} is no {' or '.join(kind.__name__ for kind in kinds)}")
+        raise CodecError(f"{str(content)[:40]!r} is not a {' or '.join(kind.__name__ for kind in kinds)}")
     return value

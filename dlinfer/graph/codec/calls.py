@@ -42,7 +42,7 @@ def call_text(target: object) -> str:
         return target.name()
     if callable(target) and target in _NAMES:
         return _NAMES[target]
-    raise CodecError(f"{target} has no written form")
+    raise CodecError(f"{target} cannot be stored")
 
 
 def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
@@ -51,17 +51,20 @@ def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
     Raises CodecError for everything else, and for an op that this process does not have.
     """
     if not isinstance(text, str):
-        raise CodecError(f"a call of {type(text).__name__}")
+        raise CodecError(f"the op of a call is a {type(text).__name__}, not text")
     if text in _ARITHMETIC:
         return _ARITHMETIC[text]
     parts = _OP.fullmatch(text)
     if parts is None:
-        raise CodecError(f"{text[:80]!r} is no op")
+        raise CodecError(f"{text[:80]!r} is not the name of an op")
     namespace, name, overload = parts.groups("default")
     if namespace not in NAMESPACES and text not in allowed:
-        raise CodecError(f"op {text} belongs to neither of {', '.join(NAMESPACES)}")
+        raise CodecError(
+            f"op {text} belongs to none of the namespaces {', '.join(NAMESPACES)}, and allow_ops does "
+            "not list it"
+        )
     if text.startswith(_REFUSED):
-        raise CodecError(f"op {text} is not for graphs")
+        raise CodecError(f"op {text} is not allowed in stored graphs")
     if namespace == "dlinfer":
         importlib.import_module("dlinfer.ops")  # registers them
     op = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
@@ -75,15 +78,15 @@ def check_call(function: Function, args: tuple[object, ...], kwargs: Mapping[str
     if isinstance(function, OpOverload):
         unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}  # pyright: ignore[reportPrivateUsage]
         if unknown:
-            raise CodecError(f"{function} takes no {sorted(unknown)}")
+            raise CodecError(f"{function} has no parameters {sorted(unknown)}")
         return
     if kwargs:
         raise CodecError(f"{_NAMES[function]} takes no keywords")
     if function is operator.getitem:
         if len(args) != 2 or not isinstance(args[0], (tuple, list)) or type(args[1]) is not int:
-            raise CodecError("operator.getitem is for results of several tensors")
+            raise CodecError("operator.getitem is only for results of several tensors")
         return
     is_sum = function is _ARITHMETIC["torch.sym_sum"] and args
     numbers = cast("Sequence[object]", args[0]) if is_sum else args
     if not all(isinstance(value, _NUMBERS) for value in numbers):
-        raise CodecError(f"{_NAMES[function]} is for sizes")
+        raise CodecError(f"{_NAMES[function]} is only for sizes")

@@ -118,18 +118,18 @@ def _fused_ops(nodes: Json) -> set[str]:
 def _constant(node: fx.Node, graph_module: fx.GraphModule) -> torch.Tensor:
     value = attribute(graph_module, str(node.target))
     if type(value) is not torch.Tensor:
-        raise CodecError(f"node {node.name} is a {type(value).__name__}")
+        raise CodecError(f"constant {node.name} is a {type(value).__name__}")
     return value
 
 
 def _write_call(node: fx.Node) -> Json:
     if reshapes_argument(node):  # on reading, the argument would have the new sizes from the start
-        raise CodecError(f"node {node.name} gives a tensor other sizes in place")
+        raise CodecError(f"node {node.name} changes the sizes of a tensor in place")
     placed = placed_memory(node)
     if placed and any(storages(value) & placed for value in node.graph.find_nodes(op="placeholder")):
         # The input of another run, or a weight in a file, has another storage offset.
         raise CodecError(
-            f"node {node.name} reads an input by a place in its memory, which is another one later"
+            f"node {node.name} reads an input at a fixed storage offset, and later calls have other offsets"
         )
     try:
         written: dict[str, Json] = {
@@ -199,7 +199,7 @@ class _Reader:
         interface = read_interface(self.data["interface"])
         for number, (name, (low, high)) in enumerate(interface.symbols.items()):
             if low < 0:
-                raise CodecError(f"a range from {low} to {high}")
+                raise CodecError(f"a size has the range {low} to {high}")
             self.symbols[name] = new_symbol(self.mode, number, low, high, interface.examples.get(name))
         names = {plain_symbol(value): name for name, value in self.symbols.items()}
         conditions = {str(size): size for size in interface.conditions}
@@ -213,7 +213,7 @@ class _Reader:
                 self.add_node(item)
         outputs = self.decoded(self.data["outputs"])
         if not all(value is None or isinstance(value, (fx.Node, bool, int, float, str)) for value in outputs):
-            raise CodecError("an output that is neither a node nor a plain value")
+            raise CodecError("an output is neither a node nor a plain value")
         self.graph.output(outputs)
         conditions |= {str(size): size for size in conditions_of(self.mode, names)}
         effects = effects_of(self.graph)
@@ -237,7 +237,7 @@ class _Reader:
         weights, constants = self.data["weights"], interface.constants
         nodes = [self.add(name_of(name), "placeholder", name) for name in _list(self.data["inputs"])]
         if type(weights) is not int or len(nodes) != weights + len(interface.inputs) + len(constants):
-            raise CodecError("its inputs are not its weights and those of its interface")
+            raise CodecError("its inputs do not match its weights and its interface")
         for number, node in enumerate(nodes[:weights]):
             node.meta |= {STATIC: True, "val": self.weight(node, number)}
         for place, value in constants.items():
@@ -294,10 +294,10 @@ class _Reader:
         kwargs: dict[str, Argument] | None = None,
     ) -> fx.Node:
         if name in self.nodes or len(self.nodes) >= _MOST_NODES:
-            raise CodecError(f"two nodes are called {name}")
+            raise CodecError(f"two nodes have the name {name}, or there are too many nodes")
         node = self.nodes[name] = self.graph.create_node(op, target, args, kwargs, name)
         if node.name != name:
-            raise CodecError(f"{name} is a word of Python")
+            raise CodecError(f"{name} is a Python keyword or a name that torch.fx does not allow")
         return node
 
     @property
@@ -309,7 +309,7 @@ class _Reader:
 
     def node(self, name: str) -> fx.Node:
         if name not in self.nodes:
-            raise CodecError(f"node {name[:80]!r} is not there, or comes later")
+            raise CodecError(f"node {name[:80]!r} is missing, or comes later")
         return self.nodes[name]
 
 

@@ -48,12 +48,12 @@ def read_interface(data: Json) -> Interface:
             {item["name"]: item["hint"] for item in data["symbols"] if item["hint"] is not None},
         )
         if not set(interface.constants) <= set(range(len(interface.inputs) + len(interface.constants))):
-            raise CodecError("a constant whose place is not among the inputs")
+            raise CodecError("a constant has a place that no input has")
         if not set(symbols) <= set(interface.places):
-            raise CodecError(f"no input has the size {min(set(symbols) - set(interface.places))} itself")
+            raise CodecError(f"no input has the size {min(set(symbols) - set(interface.places))}")
         for condition in interface.conditions:
             if not set(condition.symbols) <= set(symbols):
-                raise CodecError(f"a condition on an unknown size: {condition}")
+                raise CodecError(f"a condition reads an unknown size: {condition}")
         return interface
 
 
@@ -75,7 +75,7 @@ def _read_port(data: Json, symbols: dict[str, Range]) -> Port:
     sizes = tuple(None if size is None else parse_size(size) for size in data["sizes"])
     name, strides, offset = data["name"], data.get("strides"), data.get("offset")
     if type(name) is not str or type(offset) not in (int, type(None)):
-        raise CodecError("an input whose name or offset is of another type")
+        raise CodecError("the name of an input is not text, or its offset is not an integer")
     return Port(
         name,
         dtype_of(data["dtype"]),
@@ -95,9 +95,9 @@ def _write_size(size: Size | None) -> int | str | None:
 def _read_range(item: Json) -> Range:
     low, high, hint = item["low"], item["high"], item["hint"]
     if type(low) is not int or not all(type(limit) in (int, type(None)) for limit in (high, hint)):
-        raise CodecError("a range that is not of integers")
+        raise CodecError("the limits of a range are not integers")
     if (high is not None and high <= low) or (hint is not None and not low <= hint):
-        raise CodecError(f"a range from {low} to {high}")
+        raise CodecError(f"a size has the range {low} to {high}")
     if hint is not None and high is not None and hint > high:
-        raise CodecError(f"an example {hint} beyond {high}")
+        raise CodecError(f"the example {hint} of a size is above its highest value {high}")
     return low, high

@@ -72,11 +72,11 @@ def _read_step(data: Json) -> Step:
 
 def _write_tensor(value: object) -> Json:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        raise CodecError("a constant that is no strided tensor")
+        raise CodecError("a constant is not a strided tensor")
     if value.nbytes > _LARGEST_CONSTANT:
-        raise CodecError(f"a constant of {value.nbytes} bytes")
+        raise CodecError(f"a constant has {value.nbytes} bytes, which is too large")
     if not value.is_contiguous():
-        raise CodecError("a constant that is not contiguous")  # compiled loops rely on its strides
+        raise CodecError("a constant is not contiguous")  # compiled loops rely on its strides
     raw = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return {
         "dtype": short_name(value.dtype),

@@ -57,4 +57,4 @@ class EmptyOperands:
 
 
 def without_elements(name: str) -> str:
-    return f"{name} of a tensor without elements"
+    return f"{name} gets a tensor without elements"

@@ -113,7 +113,7 @@ class HeldWeights:
     def _change(self, inputs: Sequence[int]) -> str:
         changed = [self._names[index] for index in inputs]
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        return f"compiled again, since weights had changed: {', '.join(changed[:3])}{more}"
+        return f"compiled again because weights changed: {', '.join(changed[:3])}{more}"
 
 
 def _check_memory(name: str, weight: torch.Tensor) -> None:
@@ -124,9 +124,9 @@ def _check_memory(name: str, weight: torch.Tensor) -> None:
     available = weight.untyped_storage().nbytes()
     if available < needed:
         raise UnsupportedFeatureError(
-            feature=f"weight {name!r}, whose storage has {available} of {needed} bytes,",
+            feature=f"weight {name!r} with a storage of {available} bytes instead of {needed}",
             where="a compiled graph",
-            advice="give the weight its memory back before the call (FSDP: gather it).",
+            advice="restore the weight's storage before the call (with FSDP: gather the weight).",
         )
 
 
@@ -144,8 +144,10 @@ def refresh(model: torch.nn.Module | Iterable[torch.Tensor]) -> None:
     tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else list(model)
     if any(tensor.is_inference() for tensor in tensors):
         raise UnsupportedFeatureError(
-            feature="a weight that was made under torch.inference_mode, where torch counts no writes,",
+            feature=(
+                "a weight that was created under torch.inference_mode, where torch does not count writes,"
+            ),
             where="dlinfer.refresh",
-            advice="give it other memory (parameter.data = new), or make it outside of torch.inference_mode.",
+            advice="replace its memory (parameter.data = new), or create it outside torch.inference_mode.",
         )
     torch.autograd.graph.increment_version(tensors)

@@ -82,7 +82,7 @@ class OnnxLowered(Lowered):
         session = self._engine.session(OnnxModel(self.graph, held), self._options)
         if weights:
             size = sum(weight.nbytes for weight in weights)
-            self.notes.append(f"the session holds a copy of {len(weights)} weights, {size} bytes")
+            self.notes.append(f"the session holds copies of {len(weights)} weights, {size} bytes")
         fed = [(index, name) for index, name in enumerate(names) if name not in held]
 
         def run(*inputs: Tensor | float) -> Sequence[Tensor]:

@@ -85,7 +85,7 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least or not fits(value):
-            raise ExpectedError(expected or f"a whole number from {least} on")
+            raise ExpectedError(expected or f"a whole number of at least {least}")
         return value
 
     return read

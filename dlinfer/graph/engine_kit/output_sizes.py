@@ -71,10 +71,10 @@ def _text(size: SizeText) -> str:
     try:
         parsed = parse_size(size)
     except SizeTextError as cause:
-        raise ValueError(f"{size!r} is no size: {cause}") from cause
+        raise ValueError(f"{size!r} is not a size: {cause}") from cause
     places = {name: _PLACE.fullmatch(name) for name in parsed.symbols}
     if not all(places.values()):
-        raise ValueError(f"{size!r} is no size of the inputs")
+        raise ValueError(f"{size!r} is not a size of the inputs")
     return str(parsed.renamed({name: _place(*place.groups()) for name, place in places.items() if place}))
 
 

@@ -113,7 +113,7 @@ class ValueEngine(Engine, Generic[Options]):
         count = sum(map(is_compute, nodes))
         if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None
-        return f"{count} nodes cost less than entering {self.name}"
+        return f"running {count} nodes eagerly costs less than entering {self.name}"
 
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
         """Compile a region. If the vendor refuses any part of it, torch runs the whole region.
@@ -130,7 +130,7 @@ class ValueEngine(Engine, Generic[Options]):
         except RefusedError as error:
             reason, node = str(error), error.node
         except UnknownSizeError as error:
-            reason, node = f"a result's size does not follow from the inputs: {error}", ""
+            reason, node = f"the size of a result cannot be computed from the inputs: {error}", ""
         else:
             placement = {node.name: lowered.placement for node in computing(region)}
             return CompiledRegion(run, placement, notes=lowered.notes)
@@ -159,7 +159,7 @@ class ValueEngine(Engine, Generic[Options]):
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
         if tensor.device.type != self.device_type:
-            return f"a tensor on device {tensor.device.type!r}"
+            return f"it uses a tensor on device {tensor.device.type!r}"
         if tensor.layout != torch.strided:
-            return f"a tensor of layout {tensor.layout}"
+            return f"it uses a tensor of layout {tensor.layout}"
         return self.refuses_dtype(tensor.dtype)

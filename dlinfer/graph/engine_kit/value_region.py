@@ -237,10 +237,11 @@ class ValueRegion(RegionRun):
 
         name, engine = self._region.name, self._engine
         warning = (
-            f"{name} runs outside graph engine {engine!r} at a call: {reason}. Said once; each is counted."
+            f"{name} runs outside graph engine {engine!r} in a call: {reason}. This warning appears once; all such "
+            "calls are counted."
         )
         settle(Fallback(name, engine, reason), self._policy, refusal, lambda: warning)
-        note = f"ran by torch at a call: {reason}"
+        note = f"torch ran a call instead: {reason}"
         if note not in self.lowered.notes:
             self.lowered.notes.append(note)
         return self._eager(*inputs)

@@ -53,7 +53,7 @@ def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | Non
     for index in written:
         value = inputs[index]
         if isinstance(value, Tensor) and _overlaps_itself(value):
-            return f"input {index} is written, and elements of it share memory"
+            return f"input {index} is written, but some of its elements share memory"
     ranges = sorted(
         (value.data_ptr(), value.data_ptr() + span(value.shape, value.stride()) * value.element_size(), index)
         for index, value in enumerate(inputs)
@@ -65,7 +65,7 @@ def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | Non
     for start, end, index in ranges:
         if start < written_reach or (index in written and start < reach):
             other = written_owner if start < written_reach else owner
-            return f"inputs {min(index, other)} and {max(index, other)} share memory, and it is written"
+            return f"inputs {min(index, other)} and {max(index, other)} share memory that is written"
         if end > reach:
             reach, owner = end, index
         if index in written and end > written_reach:

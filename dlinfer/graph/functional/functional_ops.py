@@ -65,14 +65,14 @@ def functional_call(node: fx.Node) -> FunctionalCall | str:
         return f"{node.target} calls a graph that writes"
     targets = written_arguments(node)
     if reshapes_argument(node):
-        return f"{op} changes what memory a tensor is"
+        return f"{op} changes the storage or the sizes of a tensor"
     if is_random(node):
         return f"{op} draws random numbers"
     if op is torch.ops.aten.copy_.default:
         return FunctionalCall(None, targets, (node.args[1],), {})
     written = written_parameters(op)
     if len(written) != len(targets):
-        return f"{op} writes into a list of tensors, or into one that its schema does not name"
+        return f"{op} writes into a list of tensors, or into a tensor that its schema does not declare"
     by_name = arguments(node)
     if op.namespace != "aten":
         args = tuple(by_name[parameter.name] for parameter in parameters_of(op))

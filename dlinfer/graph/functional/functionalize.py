@@ -97,12 +97,12 @@ def refusal(node: fx.Node) -> str | None:
     if is_random(node):
         return "it draws from torch's random generator"
     if brings_symbol(node):
-        return "a size that only the data tells"
+        return "it has a data-dependent size"
     if written_arguments(node):
         functional = functional_call(node)
         return functional if isinstance(functional, str) else None
     if node.op == "call_function" and not gives_something(node) and not is_check(node):
-        return "it is called for an effect"
+        return "it has an effect and no result"
     return None
 
 
@@ -226,7 +226,7 @@ class _Builder:
     def _repeat_view(self, node: fx.Node) -> Any:
         parent = viewed(node)
         if parent is None:
-            reason = "one of its results is written, and another read after it"
+            reason = "one of its results is written, and another result is read later"
             raise NotAFunctionError(node=node.name, reason=reason)
         return self.current(parent) if is_same(node, parent) else self.graph.node_copy(node, self.current)
 
@@ -251,7 +251,7 @@ class _Builder:
         if functional.op is None:
             source = functional.args[0]
             if not isinstance(source, fx.Node):
-                raise NotAFunctionError(node=node.name, reason="it copies a number")
+                raise NotAFunctionError(node=node.name, reason="it copies a number into a tensor")
             return [self._fitted(self.current(source), fake(source), targets[0])]
         own = [] if count == 0 else [fake(node)] if count == 1 else fake(node)
         fakes = [*own, *(self._raw(functional, target) for target in targets)]
@@ -294,11 +294,11 @@ class _Builder:
         (memory,) = self.memory[target]
         root = self.root[memory]
         if root.op == "get_attr":
-            raise NotAFunctionError(node=target.name, reason="a constant of the graph is written")
+            raise NotAFunctionError(node=target.name, reason="the graph writes into a constant")
         node = target
         while node is not root:
             parent = viewed(node)
-            assert parent is not None, "every node that is not the first in its memory is a view"
+            assert parent is not None, "every node except the first in its memory is a view"
             if not is_same(node, parent):
                 view, index, parent = self._view(node, parent)
                 write = ViewWrite(view, index, self.current(parent), content, self.emit, self._sizes)
@@ -316,7 +316,9 @@ class _Builder:
             return node, None, parent
         whole, index = viewed(parent), node.args[1]
         if whole is None or not isinstance(index, int):
-            raise NotAFunctionError(node=node.name, reason="a result that is taken twice is written")
+            raise NotAFunctionError(
+                node=node.name, reason="the graph writes into an item of an item of a result"
+            )
         return parent, index, whole
 
     def _sizes(self, node: fx.Node) -> list[Argument]:
@@ -367,7 +369,7 @@ class _Builder:
                 needed[node] = None
                 waiting += node.all_input_nodes
                 if node not in self.checks and is_compute(node):
-                    reason = "an assertion reads what the region computes"
+                    reason = "an assertion reads a value that the region computes"
                     raise NotAFunctionError(node=node.name, reason=reason)
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}

@@ -54,7 +54,7 @@ def _base(node: object) -> fx.Node | None:
     if not isinstance(node, fx.Node):
         return None
     if is_list(fake(node)):
-        raise NotAFunctionError(node=node.name, reason="several tensors as one output")
+        raise NotAFunctionError(node=node.name, reason="one output holds several tensors")
     if tensor_or_none(node) is None:
         return None
     # The walk up the views ends at an item of an op that returns several new tensors.
@@ -70,7 +70,7 @@ def _order(base: fx.Node) -> Order | None:
     """
     order = dense_order(fake(base))
     if order is None:
-        raise NotAFunctionError(node=base.name, reason="its result lies in memory with gaps or overlaps")
+        raise NotAFunctionError(node=base.name, reason="its result has gaps or overlaps in memory")
     return None if order == tuple(range(len(order))) else order
 
 
@@ -106,7 +106,7 @@ class _Replay:
         if node.op == "get_attr":
             return self.graph.get_attr(str(node.target))
         parent = viewed(node)
-        assert parent is not None, "what is no view is one of the values"
+        assert parent is not None, "a node that is not a view is one of the values"
         if written_arguments(node):  # the caller's own tensor was written
             return self.of(parent)
         return self.graph.node_copy(node, self.of)
@@ -116,7 +116,7 @@ class _Replay:
         if symbol not in self.symbols:
             source = input_with(symbol, self.inputs)
             if source is None:
-                raise NotAFunctionError(node=str(symbol), reason="a size that no input of the region shows")
+                raise NotAFunctionError(node=str(symbol), reason="no input of the region has this size")
             if isinstance(source, fx.Node):
                 self.symbols[symbol] = self.copies[source]
             else:

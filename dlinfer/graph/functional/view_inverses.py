@@ -45,7 +45,7 @@ class ViewWrite:
         name = schema_name(self.view).removeprefix("aten::")
         inverse = (_INVERSES if self.index is None else _INVERSES_OF_PARTS).get(name)
         if inverse is None:
-            reason = f"a write through a view by {self.view.target}"
+            reason = f"the graph writes through a view by {self.view.target}"
             raise NotAFunctionError(node=self.view.name, reason=reason)
         return inverse(self)
 
@@ -91,7 +91,7 @@ def _split(write: ViewWrite) -> fx.Node:
     *before, size = [fixed_size(part.shape[dim]) for part in fake(write.view)[: (write.index or 0) + 1]]
     starts = [number for number in before if number is not None]
     if size is None or len(starts) < len(before):
-        reason = f"a write into one part of {write.view.target} of unknown size"
+        reason = f"the graph writes into a part of {write.view.target} with unknown size"
         raise NotAFunctionError(node=write.view.name, reason=reason)
     start = sum(starts)
     return write.scattered(aten.slice_scatter.default, dim, start, start + size, 1)

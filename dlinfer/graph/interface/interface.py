@@ -235,4 +235,4 @@ class _Binder:
         )
 
     def divided(self) -> None:
-        raise ArtifactInputError(name="sizes", expected="sizes that can be divided by", given="0")
+        raise ArtifactInputError(name="sizes", expected="sizes that a guard can divide by", given="0")

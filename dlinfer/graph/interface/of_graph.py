@@ -44,7 +44,7 @@ def interface_of(
                 constants[place] = fake(node)
         conditions = tuple(conditions_of(mode, names))
     except SizeTextError as cause:
-        raise _refusal(f"a size or guard that calls cannot check: {cause}") from cause
+        raise _refusal(f"a size or guard cannot be checked at calls: {cause}") from cause
     limits = {name: declared_range(symbol, mode, declared) for symbol, name in names.items()}
     ranges: dict[str, Range] = {name: (low, high) for name, (low, high, _) in limits.items()}
     examples = {name: hint for name, (_, _, hint) in limits.items() if hint is not None}
@@ -52,7 +52,7 @@ def interface_of(
     interface = Interface(tuple(inputs), outputs, ranges, conditions, constants, examples)
     for condition in conditions:
         if not set(condition.symbols) <= set(interface.places):
-            raise _refusal(f"it holds only while {condition}, which no input shows")
+            raise _refusal(f"the graph is valid only while {condition}, but no input has these sizes")
     return interface, names
 
 
@@ -64,11 +64,11 @@ def _port(node: fx.Node, name: str, names: Mapping[Expression, str], placed: Set
     if storages(node) & placed:
         offset = fixed_size(value.storage_offset())
         if offset is None:
-            raise _refusal(f"input {node.name} is read by a place that changes")
+            raise _refusal(f"input {node.name} is read at a storage offset that changes")
     if not is_contiguous(value):
         fixed = [fixed_size(stride) for stride in value.stride()]
         if None in fixed:
-            raise _refusal(f"input {node.name} is neither contiguous nor of fixed strides")
+            raise _refusal(f"input {node.name} is not contiguous, and its strides are not fixed")
         strides = tuple(map(parse_size, fixed))
     sizes = tuple(to_size(size, names) for size in value.shape)
     bounds = tuple(map(size_range, value.shape))

@@ -83,7 +83,7 @@ class Port:
         if value.dtype != self.dtype or value.device != self.device:
             return f"{value.dtype} {tuple(value.shape)} on {value.device}"
         if is_lazy(value) and not (self.may_be_copied or self.resolved):
-            return "a lazily conjugated or negated one: call resolve_conj() or resolve_neg()"
+            return "a lazily conjugated or negated tensor: call resolve_conj() or resolve_neg()"
         if self.offset is not None and value.storage_offset() != self.offset:
             place = f"a tensor that begins at element {value.storage_offset()} of its memory"
             return place if self.offset else f"{place}: pass its clone()"
@@ -94,7 +94,7 @@ class Port:
             is_any = self.bounds[0] in ((0, None), ANY_NUMBER)
             return "a number of type int" + ("" if is_any else f", {_range(self.bounds[0])}")
         layout = "contiguous" if self.strides is None else f"strides ({', '.join(map(str, self.strides))})"
-        place = "" if self.offset is None else f" from element {self.offset} of its memory on"
+        place = "" if self.offset is None else f" starting at element {self.offset} of its memory"
         return f"{self.dtype} [{', '.join(map(_range, self.bounds))}] {layout} on {self.device}{place}"
 
 

@@ -53,7 +53,7 @@ def reference(target: Callable[..., object] | str) -> str:
         function = getattr(target, "__name__", "")
         if getattr(module, function, None) is target:
             return f"py {name}.{function}"
-    raise TypeError(f"{target} has no reference")
+    raise TypeError(f"{target} cannot be stored by name")
 
 
 def resolve(text: str) -> Callable[..., Any]:

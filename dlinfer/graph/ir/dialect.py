@@ -174,7 +174,7 @@ def _called_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
     for parent in node.all_input_nodes:
         if parent.op == "get_attr":
             owner = parent.graph.owning_module
-            assert owner is not None, "a graph that calls others belongs to a module that holds them"
+            assert owner is not None, "a graph that calls other graphs belongs to a module that holds them"
             value = attribute(owner, str(parent.target))
             if isinstance(value, fx.GraphModule):
                 yield value

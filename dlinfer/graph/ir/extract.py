@@ -100,7 +100,7 @@ def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
     if source is None:
         computed = [node for node in same if node.op == "call_function"]
         if not computed:
-            reason = f"no input has the size {symbol} itself, only expressions of it"
+            reason = f"no input has the size {symbol} itself; inputs have only expressions of it"
             raise CaptureError(reason=reason, line=type(owner).__name__)
         return computed[0]
     for node in same:

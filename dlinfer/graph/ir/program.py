@@ -328,7 +328,7 @@ class _Writer:
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise TypeError(f"a symbolic number {value} stands in the graph without a node that computes it")
+            raise TypeError(f"the graph uses the symbolic number {value}, but no node computes it")
         name = self._objects.setdefault(id(value), f"k{len(self._objects)}")
         self.scope[name] = value
         return Bare(name)

@@ -76,6 +76,6 @@ def check_result(
     ):
         said = ", ".join("any" if size is None else str(size) for size in expected)
         raise ValueError(
-            f"it gives {describe(result)}, and its fake function says {str(dtype).removeprefix('torch.')}[{said}]: "
-            "correct that function, which torch.library.opcheck tests"
+            f"the op returned {describe(result)}, but its fake function returns "
+            f"{str(dtype).removeprefix('torch.')}[{said}]: correct the fake function; torch.library.opcheck tests it"
         )

@@ -21,8 +21,8 @@ class SharedMemoryError(DlinferError, ValueError):
     """A call's inputs of bools and wider numbers share memory, and the graph writes one of the two kinds."""
 
     message = (
-        "input {bools} of the graph, of bools, shares memory with input {wider}, of wider numbers, and the graph "
-        "writes into one of the two. It was compiled for inputs with memory of their own."
+        "input {bools} of the graph (bools) shares memory with input {wider} (a wider dtype), and the graph writes "
+        "into one of the two. The graph was compiled for inputs that do not share memory."
     )
     next_step = "pass a copy of the bools (mask.clone()), or call the function without torch.compile."
 

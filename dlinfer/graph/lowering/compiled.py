@@ -60,7 +60,7 @@ class CompiledGraph:
         regions: dict[str, object] = {}
         for name, run in self.regions.items():
             if not isinstance(run, Program) or not self.engine.keeps({step.callee for step in run.steps}):
-                raise CodecError(f"a part of {name} that engine {self.engine.name!r} does not keep on disk")
+                raise CodecError(f"engine {self.engine.name!r} cannot store a part of {name} on disk")
             regions[name] = write_program(run)
         return {
             "program": write_program(self.program),

@@ -66,7 +66,7 @@ class Decomposed:
         """Add a placeholder for a constant, before all other nodes."""
         if not isinstance(value, torch.Tensor):
             raise NotExportableError(
-                node=node.name, op="get_attr", reason=f"a constant {type(value).__name__}"
+                node=node.name, op="get_attr", reason=f"the constant is a {type(value).__name__}"
             )
         first = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
         with self.graph.inserting_before(first):
@@ -85,7 +85,7 @@ class Decomposed:
         elif reason is None and op is not None and not is_size(node):
             self._decompose(node)
         else:
-            reason = reason or "it has no translation to ONNX"
+            reason = reason or "the op has no translation to ONNX"
             raise NotExportableError(node=node.name, op=op_name(node), reason=reason)
 
     def _decompose(self, node: fx.Node) -> None:
@@ -101,9 +101,13 @@ class Decomposed:
                 self._constant(new, attribute(traced, str(new.target)))
             elif new.op == "call_function":
                 if (reason := python_float(new)) is not None:
-                    raise NotExportableError(node=node.name, op=op_name(node), reason=f"decomposed, {reason}")
+                    raise NotExportableError(
+                        node=node.name, op=op_name(node), reason=f"in its decomposition, {reason}"
+                    )
                 if not self._registry.knows(new.target):
-                    reason = f"neither it nor {op_name(new)}, which it is made of, has a translation to ONNX"
+                    reason = (
+                        f"neither the op nor {op_name(new)} from its decomposition has a translation to ONNX"
+                    )
                     raise NotExportableError(node=node.name, op=op_name(node), reason=reason)
                 self._copy(new)
         self._copies[node] = map_arg(traced.graph.output_node().args[0], self._copies.__getitem__)
@@ -130,5 +134,5 @@ class Decomposed:
         except Exception as cause:  # whatever it raises on fakes, the reason is what the user needs
             lines = str(cause).strip().splitlines()
             detail = f"{type(cause).__name__}: {lines[0] if lines else ''}"
-            reason = f"it has no translation to ONNX, nor a decomposition: {detail}"
+            reason = f"the op has no translation to ONNX, and its decomposition failed: {detail}"
             raise NotExportableError(node=node.name, op=op_name(node), reason=reason) from cause

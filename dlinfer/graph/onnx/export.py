@@ -75,7 +75,7 @@ def export(
             model = registry.translate(graph, type(graph_module).__name__)
     except UntranslatableError as error:
         named = next((node for node in graph_module.graph.nodes if node.name == error.node), None)
-        op = op_name(named) if named is not None else "a part of it"
+        op = op_name(named) if named is not None else "an op of the graph"
         raise NotExportableError(node=error.node, op=op, reason=error.reason) from error
     return _named(model, graph, decomposed.constants)
 

@@ -35,21 +35,21 @@ _Call = Mapping[str, Any]
 def _pooling(call: _Call) -> str | None:
     """Return why an average pooling is refused, or None. ONNX counts elements beyond the padding; torch does not."""
     if call["ceil_mode"] and call["count_include_pad"]:
-        return "an average with ceil_mode that counts its padding"
+        return "it is an average pooling with ceil_mode and count_include_pad"
     return None
 
 
 def _padding(call: _Call) -> str | None:
     """Return why a padding is refused, or None. With a negative size, torch cuts and then pads; ONNX pads first."""
     if call["mode"] != "constant" and any(isinstance(size, int) and size < 0 for size in call["pad"]):
-        return f"padding by {call['mode']} that cuts at another side"
+        return f"it pads by {call['mode']} with a negative size"
     return None
 
 
 def _reducing(call: _Call) -> str | None:
     """Return why a scatter_reduce is refused, or None. ONNX has no mean, and always includes ``self``."""
     if call["reduce"] == "mean" or not call["include_self"]:
-        return f"scatter_reduce by {call['reduce']}, include_self={call['include_self']}"
+        return f"ONNX has no scatter_reduce by {call['reduce']} with include_self={call['include_self']}"
     return None
 
 
@@ -58,16 +58,16 @@ def _crossing(call: _Call) -> str | None:
 
     Without ``dim``, torch uses the first dimension of size 3, and the translation uses the last dimension.
     """
-    return "a cross product over a dimension that is not named" if call["dim"] is None else None
+    return "it is a cross product without dim" if call["dim"] is None else None
 
 
 # The translation of an embedding bag is a loop that reads at unchecked offsets: ONNX Runtime dies with SIGSEGV.
 _BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 _FAULTS: Mapping[str, str | Callable[[_Call], str | None]] = {
-    **{f"aten::{name}": "its offsets are read unchecked" for name in _BAGS},
+    **{f"aten::{name}": "its translation reads at unchecked offsets" for name in _BAGS},
     **{f"aten::avg_pool{dims}d": _pooling for dims in (1, 2, 3)},
     "aten::cross": _crossing,
-    "aten::as_strided": "it reads memory by strides",  # ONNX values have none
+    "aten::as_strided": "it reads memory by strides, which ONNX does not have",  # ONNX values have none
     "aten::pad": _padding,
     "aten::scatter_reduce": _reducing,
     "aten::special_log_ndtr": "its translation overflows",

@@ -24,7 +24,7 @@ _SHORT_BITS = 12
 def python_float(node: fx.Node) -> str | None:
     """Return why a node is refused: it computes a Python float. None for other nodes."""
     if node.op == "call_function" and isinstance(fake(node), (float, torch.SymFloat)):
-        return "it computes a Python float, which has 64 bits, and 32 in a model"
+        return "it computes a Python float of 64 bits, but an ONNX model has only 32 bits for it"
     return None
 
 
@@ -38,12 +38,12 @@ def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
     if torch.float64 not in dtypes:
         return None
     if any(isinstance(value, (float, torch.SymFloat)) for value in values):
-        return "a Python float has 32 bits in a model, which are too short beside float64"
+        return "a Python float has only 32 bits in an ONNX model, too few for a float64 call"
     constants = list(_constants(model))
     arguments = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, float)]
     shortened = bool(constants) and not all(map(_is_short, (*constants, *arguments)))
     if shortened or _computes(model) or (torch.float32 not in dtypes and _narrows(model)):
-        return "its translation has numbers of float32, which are too short for float64"
+        return "its translation uses float32, which is not precise enough for float64"
     return None
 
 

@@ -37,7 +37,7 @@ from dlinfer.ops.attention.kv_cache import kv_order
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
     """Return why ONNX does not support a dtype; None if it does."""
     if dtype.is_complex or onnx_type(dtype) is None:
-        return f"{str(dtype).removeprefix('torch.')} is no type of ONNX's tensors"
+        return f"ONNX tensors cannot have the dtype {str(dtype).removeprefix('torch.')}"
     return None
 
 
@@ -48,7 +48,7 @@ def fault_by_onnx(model: bytes) -> str | None:
     try:
         onnx.checker.check_model(model, full_check=True)  # pyright: ignore[reportUnknownMemberType]
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return f"its translation is no valid ONNX: {' '.join(str(error).split())[:300]}"
+        return f"its translation is not valid ONNX: {' '.join(str(error).split())[:300]}"
     return None
 
 

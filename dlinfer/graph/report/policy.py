@@ -20,7 +20,10 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
             engine=engine, reason=reason, node=node.name, op=op, call=call, line=line or "an unknown line"
         )
 
-    text = f"{op} runs outside graph engine {engine!r}: {reason} (from {line}). Said once; dlinfer.explain shows all."
+    text = (
+        f"{op} runs outside graph engine {engine!r}: {reason} (from {line}). This warning appears once; "
+        "dlinfer.explain lists all such nodes."
+    )
     settle(Fallback(op, engine, reason), policy, refusal, lambda: text)
 
 
@@ -29,4 +32,9 @@ def leave_graph(what: str, error: DlinferError, policy: str) -> None:
 
     what: the name to count under. Raises ``error`` under the policy ``error``.
     """
-    settle(Fallback(what, "capture", str(error)), policy, lambda: error, lambda: f"{error} It runs eagerly.")
+    settle(
+        Fallback(what, "capture", str(error)),
+        policy,
+        lambda: error,
+        lambda: f"{error} The function runs eagerly.",
+    )

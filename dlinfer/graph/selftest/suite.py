@@ -86,7 +86,7 @@ class SelfTest:
     def _reason(self, result: Result) -> str:
         case = f"'{result.name}'"
         if result.state == "error":
-            failure = f"failed in this process in the self-test {case}"
+            failure = f"raised an error in the self-test {case}"
             return f"{self.owner()} {failure} in {result.precision}: {result.reason}"
         return WrongResult(
             f"{self.owner()} on this CPU gets {case} wrong in {result.precision}: {result.reason}"
@@ -99,7 +99,7 @@ class SelfTest:
                 return _result_of(case, "not run", reason)
             result = _isolated(lambda: self._loaded_or_run(case, run))
             if result is None:
-                return _result_of(case, "not run", "nobody needed it yet")
+                return _result_of(case, "not run", "no op needed it yet")
             self._results[key] = result
         return self._results[key]
 

@@ -148,9 +148,9 @@ def named(expression: Expression, names: Mapping[Expression, str]) -> Size:
     """
     for part in sympy.preorder_traversal(expression):
         if part.is_Symbol and part not in names:
-            raise SizeTextError(f"{part} is the size of no input")
+            raise SizeTextError(f"no input has the size {part}")
         if not isinstance(part, _WRITTEN) or (part.is_Pow and part.args[1] not in range(1, 9)):
-            raise SizeTextError(f"{type(part).__name__} has no written form, in {expression}")
+            raise SizeTextError(f"{type(part).__name__} in {expression} cannot be written as text")
     return Size(expression.xreplace({symbol: _symbol(names[symbol]) for symbol in expression.free_symbols}))
 
 
@@ -204,7 +204,7 @@ def parse_size(text: object) -> Size:
         return Size(_integer(text))
     size = Size(_parsed(_tokens(text)))
     if not size.expression.is_integer:
-        raise SizeTextError("a size that is no whole number")
+        raise SizeTextError("a size is not an integer")
     return size
 
 
@@ -253,18 +253,18 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Expression, Expression], Expr
 
 def _integer(value: int) -> Expression:
     if not -_LARGEST <= value <= _LARGEST:
-        raise SizeTextError("a number beyond 64 bits")
+        raise SizeTextError("a number does not fit into 64 bits")
     return sympy.Integer(value)
 
 
 def _tokens(text: object) -> list[str]:
     if not isinstance(text, str) or len(text) > _LONGEST:
-        raise SizeTextError("not a text, or one that is too long")
+        raise SizeTextError("the size is not text, or its text is too long")
     if unknown := _TOKEN.sub("", text):
-        raise SizeTextError(f"unknown at {unknown[:10]!r}")
+        raise SizeTextError(f"unknown characters {unknown[:10]!r}")
     tokens = _TOKEN.findall(text)
     if len(tokens) > _MOST_TOKENS:
-        raise SizeTextError("it is too long")
+        raise SizeTextError("the text of the size is too long")
     return tokens
 
 
@@ -272,7 +272,7 @@ def _parsed(tokens: list[str]) -> Expression:
     try:
         return _built(ast.parse(" ".join(tokens), mode="eval").body)
     except (SyntaxError, MemoryError) as cause:
-        raise SizeTextError(f"no expression: {' '.join(tokens)!r}") from cause
+        raise SizeTextError(f"{' '.join(tokens)!r} is not an expression") from cause
     # sympy computes with numbers.
     except (ArithmeticError, AssertionError, TypeError, RecursionError) as cause:
         raise SizeTextError(f"{type(cause).__name__}: {cause}") from cause
@@ -301,7 +301,7 @@ def _built(node: ast.expr) -> Expression:
         case ast.Call(func=ast.Name(id=name), args=[operand], keywords=[]) if name in _CALLS:
             return _CALLS[name](_built(operand))
         case _:
-            raise SizeTextError(f"{ast.unparse(node)!r} where a size should be")
+            raise SizeTextError(f"{ast.unparse(node)!r} is not a size")
 
 
 # --- as nodes of a graph

@@ -57,9 +57,9 @@ def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
 
     def text() -> str:
         return (
-            f"dlinfer.ops.{op} runs on the slow reference: vendor {vendor!r} has no native kernel for this "
-            f"call ({reason}). Call: {describe(args)}, from {caller()}. Said once; DLINFER_FALLBACK=error "
-            "refuses instead."
+            f"dlinfer.ops.{op} runs on the slow reference: vendor {vendor!r} has no native kernel for this call "
+            f"({reason}). Call: {describe(args)}, from {caller()}. This warning appears once; "
+            "DLINFER_FALLBACK=error raises an error instead."
         )
 
     settle(Fallback(op, vendor, reason), settings.current().fallback, refusal, text)

@@ -64,7 +64,7 @@ def fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None
         settings.current().fallback,
         refusal,
         lambda: (
-            f"dlinfer.ops.{name} runs on torch's kernels, which are slower: {reason}. Call: {call}. Said once; "
-            "DLINFER_FALLBACK=error refuses instead."
+            f"dlinfer.ops.{name} runs on torch's kernels, which are slower: {reason}. Call: {call}. This warning "
+            "appears once; DLINFER_FALLBACK=error raises an error instead."
         ),
     )

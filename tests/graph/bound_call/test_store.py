@@ -213,9 +213,9 @@ def test_what_cannot_be_stored_still_runs(folder):
     [
         (lambda x: (torch._dynamo.graph_break(), x * 2)[1], "captured as a graph"),
         (lambda x: x * 2 if x.sum() > 0 else x, "captured as a graph"),
-        (lambda x: (x, x * 2), "it does not give one tensor"),
-        (lambda x: x, "its result is a view of x, which each call may copy"),
-        (lambda x: x.view(-1, 1), "its result is a view of x, which each call may copy"),
+        (lambda x: (x, x * 2), "it does not return exactly one tensor"),
+        (lambda x: x, "its result is a view of x, and a call may have to copy x"),
+        (lambda x: x.view(-1, 1), "its result is a view of x, and a call may have to copy x"),
     ],
 )
 def test_what_is_not_one_graph_with_one_result_is_refused(function, message, folder):

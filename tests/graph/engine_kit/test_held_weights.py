@@ -80,7 +80,7 @@ def test_a_change_is_noticed_and_told(product, weight, change):
         change(weight)
     right(product, weight, 2)
     right(product, weight, 2)
-    assert product.notes == ["compiled again, since weights had changed: weight"]
+    assert product.notes == ["compiled again because weights changed: weight"]
 
 
 def test_another_tensor_is_noticed_even_where_the_old_one_is_gone(product):
@@ -105,7 +105,7 @@ def test_many_changes_are_told_in_short():
     run = HeldWeights(range(5), list("abcde"), lambda weights: lambda *inputs: 0, notes)
     run(*(torch.ones(1) for _ in range(5)))
     run(*(torch.ones(1) for _ in range(5)))
-    assert notes == ["compiled again, since weights had changed: a, b, c and 2 more"]
+    assert notes == ["compiled again because weights changed: a, b, c and 2 more"]
 
 
 def test_a_failure_to_build_leaves_what_was_there(product, weight):
@@ -213,6 +213,6 @@ def test_a_weight_without_its_memory_is_refused(product, weight, size):
     right(product, weight, 1)
     weight.untyped_storage().resize_(size)
     with pytest.raises(
-        UnsupportedFeatureError, match=f"weight 'weight', whose storage has {size} of 36 bytes"
+        UnsupportedFeatureError, match=f"weight 'weight' with a storage of {size} bytes instead of 36"
     ):
         product.run(weight, x, bias)

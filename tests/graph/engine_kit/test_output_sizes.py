@@ -55,5 +55,5 @@ def test_a_size_that_no_input_shows_is_refused():
      None, 1.5, "1.5", "i0d1 + 1.5", "trunc(x)", "trunc(1e999)", "lambda", "if", "i0d1 if n1 else 2"],
 )  # fmt: skip
 def test_what_is_no_size_is_refused_and_never_run(size):
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         reader([[size]])

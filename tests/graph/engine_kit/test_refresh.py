@@ -18,7 +18,7 @@ def test_one_element_written_through_data(of):
     model.weight.data[7, 11] += 1
     dlinfer.refresh(of(model))
     run(model.weight, model.bias)
-    assert (run.builds, notes) == (2, ["compiled again, since weights had changed: weight, bias"])
+    assert (run.builds, notes) == (2, ["compiled again because weights changed: weight, bias"])
 
 
 def test_weights_that_torch_does_not_count():

@@ -54,19 +54,19 @@ x = torch.ones(64, 8)
 WRONG = {
     "rows": (
         lambda x: (rows(x, 1) * 2 + 1).relu(),
-        r"gives float32\[63, 8\], and its fake function says float32\[64, 8\]",
+        r"returned float32\[63, 8\], but its fake function returns float32\[64, 8\]",
     ),
     "rank": (
         lambda x: pair(x)[1] * 2 + 1,
-        r"gives float32\[8\], and its fake function says float32\[64, 8\]",
+        r"returned float32\[8\], but its fake function returns float32\[64, 8\]",
     ),
     "dtype": (
         lambda x: cast(x, torch.bfloat16) * 2 + 1,
-        r"gives bfloat16\[64, 8\], and its fake function says float32",
+        r"returned bfloat16\[64, 8\], but its fake function returns float32",
     ),
     "number": (
         lambda x: cast(x.sum(), torch.float16) * x + 1,
-        r"gives float16\[\], and its fake function says float32\[\]",
+        r"returned float16\[\], but its fake function returns float32\[\]",
     ),
 }
 
@@ -98,7 +98,7 @@ def test_a_wrong_size_that_changes_is_named():
         for count in (64, 32, 16):
             torch.testing.assert_close(run(torch.ones(count, 8), 0), torch.full((count, 8), 3.0))
         with pytest.raises(
-            GraphRunError, match=r"gives float32\[23, 8\], and its fake function says float32\[24, 8\]"
+            GraphRunError, match=r"returned float32\[23, 8\], but its fake function returns float32\[24, 8\]"
         ):
             run(torch.ones(24, 8), 1)
 
@@ -127,5 +127,5 @@ def test_what_is_expected_of_a_node():
 def test_any_size_is_taken_where_none_is_expected():
     check_result(torch.ones(3, 4), torch.float32, (None, 4))
     for dtype, sizes in ((torch.float64, (3, 4)), (torch.float32, (None, 5)), (torch.float32, (3,))):
-        with pytest.raises(ValueError, match="fake function says"):
+        with pytest.raises(ValueError, match="its fake function returns"):
             check_result(torch.ones(3, 4), dtype, sizes)

@@ -32,7 +32,7 @@ SHORTENED = {
 @pytest.mark.parametrize("name", SHORTENED)
 def test_a_number_of_float32_beside_float64(name):
     op, args, kwargs = SHORTENED[name]
-    assert "too short for float64" in str(refusal_of(op, *args, **kwargs))
+    assert "not precise enough for float64" in str(refusal_of(op, *args, **kwargs))
 
 
 LONG_ENOUGH = {

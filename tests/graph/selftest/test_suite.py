@@ -85,7 +85,7 @@ def test_an_error_is_a_reason_in_this_process_and_the_next_runs_again(error, fol
         reason = library.selftest.failure("aten.mul", "float32")
         assert reason is not None and not isinstance(reason, WrongResult)
         assert reason.startswith(
-            f"Library 1.0 failed in this process in the self-test 'twice' in float32: {type(error).__name__}"
+            f"Library 1.0 raised an error in the self-test 'twice' in float32: {type(error).__name__}"
         )
     assert library.runs == 1
     assert [one.state for one in library.selftest.results()] == ["error"]

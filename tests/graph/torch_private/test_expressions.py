@@ -55,7 +55,7 @@ def test_a_number_as_text(name):
 
 def test_a_symbol_that_is_not_given_has_no_name():
     (a,) = fake_mode.fresh_mode().from_tensor(torch.ones(7)).shape
-    with pytest.raises(SizeTextError, match="size of no input"):
+    with pytest.raises(SizeTextError, match="no input has the size"):
         to_size(a + 1, {})
 
 

@@ -47,7 +47,7 @@ def test_sizes_and_conditions_are_translated():
             given = {"a": one, "b": other}
             assert size.evaluate(given) == parse_size(text).evaluate(given)
     assert to_size(5, names).fixed == 5
-    with pytest.raises(SizeTextError, match="size of no input"):
+    with pytest.raises(SizeTextError, match="no input has the size"):
         to_size(a, {})
     assert bool(a < b)
     assert bool(a % 3 == 0)

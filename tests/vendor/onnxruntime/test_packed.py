@@ -100,7 +100,7 @@ def test_a_changed_weight_is_packed_anew():
     for part, changed in zip(given, parts(), strict=True):
         part.copy_(changed)
         torch.testing.assert_close(result.run(x, *given)[0], layer(x, *given), rtol=1e-4, atol=1e-4)
-    assert any("compiled again, since weights had changed" in note for note in result.notes)
+    assert any("compiled again because weights changed" in note for note in result.notes)
 
 
 def test_two_layers_of_one_weight_and_one_that_reads_its_scales():

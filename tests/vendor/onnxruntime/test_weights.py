@@ -46,7 +46,7 @@ def test_a_changed_weight_is_seen(kept):
     torch.testing.assert_close(result.run(x, weight, bias)[0], layer(x, weight, bias))
     other = X(6, 4)
     torch.testing.assert_close(result.run(x, other, bias)[0], layer(x, other, bias))
-    seen = "compiled again, since weights had changed"
+    seen = "compiled again because weights changed"
     assert [seen in note for note in result.notes] == ([True, True] if kept == "constant" else [])
 
 

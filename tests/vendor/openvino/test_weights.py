@@ -86,7 +86,7 @@ def test_changed_weights_are_noticed_and_told():
         model.down.weight.data = torch.randn(256, 384)
         near(run, model)
     assert len(notes()) == 3
-    assert all(note.startswith("compiled again, since weights had changed") for note in notes())
+    assert all(note.startswith("compiled again because weights changed") for note in notes())
 
 
 WRITES = {

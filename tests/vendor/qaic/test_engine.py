@@ -54,7 +54,7 @@ def test_a_model_runs_on_onnxruntime_at_every_size_with_one_compilation():
     region = last_report().regions[0]
     assert (region.engine, len(last_report().regions)) == ("qaic", 1)
     assert "Session(backend='onnxruntime')" in region.source
-    assert region.notes == ["the session holds a copy of 6 weights, 976 bytes"]
+    assert region.notes == ["the session holds copies of 6 weights, 976 bytes"]
 
 
 def test_an_index_that_torch_refuses_reaches_no_other_element():
@@ -238,7 +238,7 @@ def test_a_region_that_is_no_function_runs_by_torch_under_the_policy():
         torch._assert_async(doubled.sum() > 0)
         return doubled + 1
 
-    with pytest.raises(GraphFallbackError, match="an assertion reads what the region computes"):
+    with pytest.raises(GraphFallbackError, match="an assertion reads a value that the region computes"):
         compiled(function, **HERE)(torch.ones(3))
     run = compiled(function, **but(HERE, fallback="allow"))
     torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 3.0))

@@ -54,7 +54,7 @@ def _attention(
     The query heads of a group become rows of the same product.
     """
     if dropout_p:
-        raise Untranslated("attention with dropout")
+        raise Untranslated("the attention has dropout")
     dims = rank(query)
     factor = 1.0 / math.sqrt(fixed(query, dims - 1, "the head size")) if scale is None else scale
     mask = _causal(query, key) if is_causal else attn_mask
@@ -81,7 +81,7 @@ def _attention(
 def _group(query: Value, key: Value) -> int:
     heads, shared = fixed(query, -3, "the number of heads"), fixed(key, -3, "the number of KV heads")
     if heads % shared:
-        raise Untranslated(f"{heads} query heads for {shared} KV heads")
+        raise Untranslated(f"{heads} query heads are not a multiple of {shared} KV heads")
     return heads // shared
 
 

@@ -36,7 +36,7 @@ def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     This becomes a ScatterND, which copies whole rows. A runtime may compute the result in the memory of ``self``.
     """
     if rank(self) == 0:
-        raise Untranslated("index_copy into a tensor without dimensions")
+        raise Untranslated("index_copy writes into a 0-d tensor")
     axis = dim % rank(self)
     leading = sizes(self, 0, axis)
     rows = op.Reshape(op.Cast(index, to=7), [-1])

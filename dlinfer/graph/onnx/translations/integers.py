@@ -26,7 +26,7 @@ def trunc(self: Value) -> Value:
     if is_type(self, *_INTEGERS):
         return op.Identity(self)
     if not is_type(self, "FLOAT", "DOUBLE", "FLOAT16"):
-        raise Untranslated(f"trunc of {self.dtype}")
+        raise Untranslated(f"the argument of trunc has type {self.dtype}")
     return _cut(self)
 
 
@@ -61,7 +61,7 @@ def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Val
     kinds = {self.dtype, self.dtype if isinstance(other, (int, float)) else other.dtype}
     if isinstance(other, (int, float)):
         if isinstance(other, float) and is_type(self, *_INTEGERS):
-            raise Untranslated("integers divided by a float")
+            raise Untranslated("it divides integers by a float")
         other = number(other, self)
     if not is_type(self, *_INTEGERS):
         if rounding_mode is None:
@@ -69,7 +69,7 @@ def div_mode(self: Value, other: Value, rounding_mode: str | None = None) -> Val
         x, y = (op.Cast(value, to=1) if is_type(self, "FLOAT16") else value for value in (self, other))
         return op.CastLike(_floored(x, y) if rounding_mode == "floor" else _cut(op.Div(x, y)), self)
     if rounding_mode is None or len(kinds) > 1 or is_type(self, "BOOL"):
-        raise Untranslated(f"{' and '.join(map(str, kinds))} divided, rounded by {rounding_mode}")
+        raise Untranslated(f"it divides {' and '.join(map(str, kinds))} with rounding_mode {rounding_mode}")
     narrow = not is_type(self, "INT64", "INT32")  # runtimes divide these two only
     x, y = (op.Cast(value, to=6) if narrow else value for value in (self, other))
     quotient = op.Div(x, y)  # towards zero

@@ -25,9 +25,7 @@ def fill_kv_cache(
     """
     order = cache_order()
     if order[-1] != "D":
-        raise Untranslated(
-            f"a KV cache whose dimensions lie as {order}: the translation writes whole rows only"
-        )
+        raise Untranslated(f"the KV cache is laid out as {order}, but the translation writes whole rows only")
     slots = op.Cast(kv_start_indices, to=7)
     used = op.Reshape(op.NonZero(op.GreaterOrEqual(slots, op.Constant(value_int=0))), [-1])
     taken = op.Gather(slots, used)

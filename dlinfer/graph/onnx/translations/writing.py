@@ -80,7 +80,7 @@ def fixed(value: Value, dim: int, what: str) -> int:
     """Return an argument's size in a dimension. Raises Untranslated if it is symbolic; the error calls it ``what``."""
     length = size(value, dim)
     if length is None:
-        raise Untranslated(f"{what} is not a number")
+        raise Untranslated(f"{what} is not a fixed number")
     return length
 
 
@@ -139,7 +139,7 @@ def torch_type(value: Value) -> torch.dtype:
     names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64", DataType.FLOAT16: "float16"}
     names |= {DataType.BFLOAT16: "bfloat16", DataType.INT64: "int64", DataType.INT32: "int32"}
     if value.dtype not in names:
-        raise Untranslated(f"an argument of type {value.dtype}")
+        raise Untranslated(f"an argument has type {value.dtype}")
     return getattr(torch, names[value.dtype])
 
 

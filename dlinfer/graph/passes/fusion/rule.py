@@ -110,7 +110,7 @@ def _place(match: Match, effects: Effects) -> fx.Node | str:
     position = effects.position
     first, last = min(read_through, key=position.__getitem__), max(match.outputs, key=position.__getitem__)
     if effects.written_between([*match.inputs, *read_through], first, last):
-        return f"memory that it reads is written between {first} and {last}"
+        return f"memory that the pattern reads is written between {first} and {last}"
     used = [user for node in match.outputs for user in node.users if user not in read_through]
     place = min([last, *used], key=position.__getitem__)
     # A node may use an output before the last output; then all inputs must stand before that node.

@@ -63,7 +63,7 @@ class InductorEngine(Engine):
         for reader in (node, *node.all_input_nodes):
             for tensor in tensors_of(reader):
                 if tensor.device.type != "cpu":
-                    return f"a tensor on device {tensor.device.type!r}"
+                    return f"it uses a tensor on device {tensor.device.type!r}"
         return None
 
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:

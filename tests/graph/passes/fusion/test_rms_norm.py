@@ -313,7 +313,7 @@ def written_through_a_view(x, weight):
 
 NEAR_MISSES = [
     (used_elsewhere, ["output, outside the pattern, uses mean"]),
-    (written_through_a_view, ["memory that it reads is written between pow_1 and mul_1"]),
+    (written_through_a_view, ["memory that the pattern reads is written between pow_1 and mul_1"]),
     (view_written_later, ["the memory of mul_1 is written"]),
     (REFUSED["no eps"], []),
 ]

@@ -193,7 +193,7 @@ def test_tensors_on_another_device_are_left_to_torch():
     ours, theirs = compiled(function, small_regions="engine")(x, torch.ones(3, 4, device="meta"))
     torch.testing.assert_close(ours, x.sin() * 2 + 1)
     assert (theirs.device.type, theirs.shape) == ("meta", (3, 3))
-    assert {node.reason for node in last_report().placed("eager")} == {"a tensor on device 'meta'"}
+    assert {node.reason for node in last_report().placed("eager")} == {"it uses a tensor on device 'meta'"}
 
 
 def test_a_cluster_that_inductor_cannot_compile_obeys_the_policy_wherever_it_is_met(monkeypatch, tmp_path):
