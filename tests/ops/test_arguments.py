@@ -292,7 +292,7 @@ def decode(**extra: Any) -> Tensor:
             lambda: ops.fused_moe(*arguments("fused_moe").values(), MoeMetadata(), object()),
         ),
         (
-            "writing the rotated q and k into given tensors",
+            "writing into q_embed and k_embed",
             lambda: ops.apply_rotary_pos_emb(*arguments("apply_rotary_pos_emb").values(), torch.ones(1)),
         ),
     ],

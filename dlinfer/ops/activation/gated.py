@@ -68,8 +68,8 @@ def _pairs(make: SampleMaker) -> Iterator[tuple[str, Tensor, Tensor]]:
     packed = make.tensor(7, 64)
     yield "halves of one tensor", packed[:, :32], packed[:, 32:]
     lying_otherwise = make.tensor(16, 3, 2).permute(2, 1, 0)
-    yield "gate lies otherwise", lying_otherwise, make.tensor(2, 3, 16)
-    yield "up lies otherwise", make.tensor(2, 3, 16), lying_otherwise
+    yield "gate has other strides", lying_otherwise, make.tensor(2, 3, 16)
+    yield "up has other strides", make.tensor(2, 3, 16), lying_otherwise
     yield "large values", make.tensor(3, 32, scale=50.0), make.tensor(3, 32)
 
 

@@ -128,15 +128,15 @@ def scales_of(
     named = f"a quantised KV cache (quant_bits={int(quant_bits or 0)})"
     if any(other is not None for other in others) or any(len(argument) > 1 for argument in scales):
         raise _refuse(
-            op, f"{named} with static scales", "pass k_scales_zeros and v_scales_zeros, a tensor each"
+            op, f"{named} with static scales", "pass one tensor as k_scales_zeros and one as v_scales_zeros"
         )
     if not quant_bits:
-        raise _refuse(op, f"{named} with scales", "say by quant_bits how the caches are quantised")
+        raise _refuse(op, f"{named} with scales", "pass quant_bits, the format of the quantised caches")
     if quant_bits not in STORED:
         known = ", ".join(map(str, STORED))
-        raise _refuse(op, named, f"use one of {known} as the engine's quant_policy, or 0")
+        raise _refuse(op, named, f"set the engine's quant_policy to one of {known}, or to 0")
     if not all(scales):
-        advice = "pass both, as LMDeploy's cache engine makes them"
+        advice = "pass both tensors, in the format of LMDeploy's cache engine"
         raise _refuse(op, f"{named} without k_scales_zeros and v_scales_zeros", advice)
     return scales[0][0], scales[1][0]
 
@@ -181,7 +181,7 @@ def check_quantised_cache(
         rules.require(
             head_size % 2 == 0, model_name, "an even head size for quant_bits=4", lambda: int(head_size)
         )
-    why = f"what quant_bits={quant_bits} keeps of the head size of {model_name}"
+    why = f"the stored size of the head size of {model_name} with quant_bits={quant_bits}"
     rules.size(cache_name, slots, 3, stored_size(head_size, quant_bits), why)
     rules.same_device(scales_name, scales_zeros, model_name, model)
     if not is_scaled_by_token(quant_bits):
@@ -206,6 +206,7 @@ def check_apart(rules: Rules, k_cache: Tensor, v_cache: Tensor, quant_bits: int)
         rules.require(
             k_cache.data_ptr() != v_cache.data_ptr(),
             "v_cache",
-            f"memory of its own for quant_bits={quant_bits}, whose scales are those of one vector",
+            f"memory apart from k_cache, because quant_bits={quant_bits} has separate scales for keys "
+            "and values",
             lambda: "a part of k_cache",
         )

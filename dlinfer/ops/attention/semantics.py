@@ -65,7 +65,7 @@ def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool
         raise UnsupportedFeatureError(
             feature="an explicit attn_mask",
             where=f"dlinfer.ops.{op}",
-            advice="pass attn_mask=[] and say what is visible by causal and sliding_window",
+            advice="pass attn_mask=[], and use causal and sliding_window instead of a mask",
         )
 
 

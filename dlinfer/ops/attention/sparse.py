@@ -94,7 +94,7 @@ def _sequences(
     rules.require(
         (ends[-1] if ends else 0) == query.shape[0],
         "actual_seq_lengths_query",
-        lambda: f"ends that end with {query.shape[0]}, the number of tokens",
+        lambda: f"ends whose last one is {query.shape[0]}, the number of tokens",
         lambda: ends,
     )
     for row, (end, length) in enumerate(zip(ends, lengths, strict=True)):

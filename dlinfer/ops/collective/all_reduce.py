@@ -54,7 +54,9 @@ def _number(group: Any) -> int:
         return number_of(group)
     chosen = group or torch.distributed.group.WORLD
     if chosen is None:
-        raise ValueError("torch.distributed is not initialised")
+        raise ValueError(
+            "torch.distributed is not initialised: call torch.distributed.init_process_group first"
+        )
     return register(chosen)
 
 

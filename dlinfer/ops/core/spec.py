@@ -132,7 +132,8 @@ class OpSpec:
         names = tuple(inspect.signature(function).parameters)
         if unknown := set(names) - {*self.parameters, "rules"}:
             raise ValueError(
-                f"{function.__name__} names no parameters of op {self.name!r}: {sorted(unknown)}"
+                f"{function.__name__} has parameters that are not parameters of op {self.name!r}: "
+                f"{sorted(unknown)}"
             )
         return names
 

@@ -44,7 +44,10 @@ def _check_linears(
 ) -> None:
     rules.require(len(weights) >= 1, "weights", "at least one weight", lambda: len(weights))
     rules.require(
-        len(biases) == len(weights), "biases", lambda: f"{len(weights)}, one a weight", lambda: len(biases)
+        len(biases) == len(weights),
+        "biases",
+        lambda: f"{len(weights)}, one for each weight",
+        lambda: len(biases),
     )
     for weight, bias in zip(weights, biases, strict=True):
         rules.like("weights", weight, "x", x)

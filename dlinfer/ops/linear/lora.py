@@ -72,8 +72,8 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
         lora_linear.rules.require(
             inside,
             "starts",
-            lambda: f"rows within {a.shape[0]}",
-            lambda s=start, r=rank: f"{r} rows from {s}",
+            lambda: f"rows inside the {a.shape[0]} rows of a",
+            lambda s=start, r=rank: f"{r} rows from row {s} on",
         )
 
 
@@ -118,7 +118,8 @@ def _lora_linear_samples(make: SampleMaker) -> Iterator[Sample]:
         ),
     )
     yield Sample(
-        "nobody has one", (make.tensor(3, 16), make.tensor(3, 32), *adapters([8], 32, 16), ids(-1, -1, -1))
+        "no token has an adapter",
+        (make.tensor(3, 16), make.tensor(3, 32), *adapters([8], 32, 16), ids(-1, -1, -1)),
     )
     yield Sample("no tokens", (make.tensor(0, 16), make.tensor(0, 32), *adapters([8], 32, 16), ids()))
     yield Sample("no adapters", (make.tensor(2, 16), make.tensor(2, 32), *adapters([], 32, 16), ids(-1, -1)))

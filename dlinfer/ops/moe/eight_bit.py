@@ -16,8 +16,8 @@ from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
 from dlinfer.utils.type_annotation import MoeMetadata
 
 _STEP = (
-    "the activation between the two products is rounded to 8 bits, and where it lies halfway between two steps, to "
-    "either: of one element a step in 127, or in 16 in float8"
+    "the activation between the two products is rounded to 8 bits; a value halfway between two codes may round to "
+    "either, a step of 1 in 127, or of 1 in 16 in float8"
 )
 _TOLERANCE = Tolerance(2e-2, 2e-2, _STEP)
 

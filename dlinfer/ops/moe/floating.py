@@ -68,7 +68,7 @@ def _call_fused_moe(
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
     UnsupportedFeatureError for expert parallelism or a chunked layout.
     """
-    refuse_expert_parallel(fused_moe, moe_metadata, "set ep=1; tensor parallelism is served")
+    refuse_expert_parallel(fused_moe, moe_metadata, "set ep=1, or use tensor parallelism instead")
     if chunked_moe_layout is not None:
         raise UnsupportedFeatureError(
             feature="a chunked weight layout",

@@ -90,7 +90,7 @@ def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) 
     rules.rank(argument, scale, 1, 2)
     rules.size(argument, scale, 0, weight.shape[0], "the rows of the weight")
     if scale.dim() == 2:
-        rules.size(argument, scale, 1, 1, "one scale a row")
+        rules.size(argument, scale, 1, 1, "one scale for each row")
 
 
 def check_out_dtype(rules: Rules, out_dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 from dlinfer.ops.recurrent.sequence_states import sequences
 
-_ROUNDING = "computed in float32, the result rounded once; of a state in 16 bits, that too"
+_ROUNDING = "computed in float32; the result is rounded once, and so is a state in 16 bits"
 TOLERANCES = {
     torch.float32: Tolerance(
         5e-5, 2e-5, "float32; a kernel may take many tokens at once by solving a triangular system"

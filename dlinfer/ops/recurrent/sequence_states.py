@@ -34,7 +34,7 @@ def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, t
     rules.require(
         rising and (ends[-1] if ends else 0) == tokens,
         "q_ends",
-        lambda: f"numbers that do not fall and end with {tokens}, the tokens",
+        lambda: f"ends that never decrease and whose last one is {tokens}, the number of tokens",
         lambda: ends,
     )
     highest = int(state_ids.max()) if ends else -1

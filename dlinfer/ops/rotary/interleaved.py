@@ -60,7 +60,7 @@ def _check_apply_rotary_pos_emb_interleaved(
         )
         for dim in range(2, table.dim() + 1):
             if table.shape[-dim] != 1:
-                rules.size(name, table, -dim, shape[-dim], "native_input's, or 1")
+                rules.size(name, table, -dim, shape[-dim], "native_input's size, or 1")
 
 
 @apply_rotary_pos_emb_interleaved.samples

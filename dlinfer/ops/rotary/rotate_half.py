@@ -53,9 +53,9 @@ def _call_apply_rotary_pos_emb(
     """
     if q_embed is not None or k_embed is not None:
         raise UnsupportedFeatureError(
-            feature="writing the rotated q and k into given tensors",
+            feature="writing into q_embed and k_embed",
             where="dlinfer.ops.apply_rotary_pos_emb",
-            advice="leave q_embed and k_embed out and use the returned tensors",
+            advice="omit q_embed and k_embed, and use the returned tensors",
         )
     return apply_rotary_pos_emb.overload(q, k, cos, sin)
 
