@@ -182,7 +182,7 @@ def test_a_broken_plugin_fails_alone(capsys, environment, plugins, source, reaso
 
 def test_a_default_that_fails_is_a_problem(capsys, environment, plugins):
     plugins("wrecked", healthy("wrecked", "cpu", priority=15).replace("return {}", "import acme_sdk"))
-    assert "'wrecked' is the default for device cpu and fails" in report(capsys, status=1)["problems"][0]
+    assert "'wrecked' is the default for device cpu, but it fails" in report(capsys, status=1)["problems"][0]
     environment("DLINFER_VENDOR", "cpu")
     dlinfer.settings._current = None
     assert report(capsys)["defaults"]["cpu"] == "cpu"

@@ -80,7 +80,7 @@ def test_another_version_of_torch_npu(tmp_path):
     """It is not loaded, since its binaries would not fit."""
     fake_torch_npu(tmp_path, "raise SystemExit('loaded')", version="2.9.0")
     report = run_doctor(tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert row(report)["reason"].startswith("torch_npu is 2.9.0 and torch ")
+    assert row(report)["reason"].startswith("torch_npu 2.9.0 does not fit torch ")
     assert f"torch_npu=={diagnosis.TESTED}" in row(report)["next_step"]
 
 
@@ -127,13 +127,18 @@ def test_vendors_of_devices_say_what_is_missing(name):
     ("said", "home", "reason", "step"),
     [
         (NO_CANN, "", "CANN's environment is not set (ASCEND_HOME_PATH is empty)", "set_env.sh"),
-        (NO_CANN, "/opt/cann", "CANN in /opt/cann lacks libhccl.so", "install the CANN that torch_npu"),
+        (
+            NO_CANN,
+            "/opt/cann",
+            "CANN in /opt/cann lacks libhccl.so",
+            "install the CANN release for torch_npu",
+        ),
         (NO_DRIVER, "/opt/cann", "the NPU's driver is missing", "npu-smi info"),
         (NO_NNAL, "/opt/cann", "NNAL is missing", "nnal/atb/set_env.sh"),
         (
             "initialize error 507899\nmore",
             "",
-            "torch_npu does not load: ImportError: initialize error 507899",
+            "torch_npu cannot be loaded: ImportError: initialize error 507899",
             "fit",
         ),
     ],

@@ -32,12 +32,12 @@ def first(reasons: Iterable[str | None]) -> str | None:
 def dtype(actual: torch.dtype, served: Iterable[torch.dtype]) -> str | None:
     """Return the reason to refuse a dtype that is not served; None if it is served."""
     served = tuple(served)
-    return None if actual in served else f"{', '.join(map(_name, served))} are served, not {_name(actual)}"
+    return None if actual in served else f"{', '.join(map(_name, served))} are supported, not {_name(actual)}"
 
 
 def eight_bits(actual: torch.dtype) -> str | None:
     """Return the reason to refuse an 8-bit dtype other than int8; None for int8."""
-    return None if actual is torch.int8 else f"torch.int8 is served, not {actual}"
+    return None if actual is torch.int8 else f"torch.int8 is supported, not {actual}"
 
 
 def _name(dtype: torch.dtype) -> str:

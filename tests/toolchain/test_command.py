@@ -59,7 +59,7 @@ def test_path_of_what_is_not_there(capsys):
 @pytest.mark.usefixtures("tiny")
 def test_an_unknown_name(capsys, action):
     assert main(["toolchain", action, "tinny"]) == 1
-    assert "there is no toolchain 'tinny'. Known: tiny." in capsys.readouterr().err
+    assert "there is no toolchain 'tinny'. Known toolchains: tiny." in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")

@@ -52,7 +52,9 @@ VENDOR = Vendor(
     name="ascend",
     device_type="npu",
     framework_device="ascend",
-    summary="Ascend NPUs through torch_npu; proven on the vendor's schemas and documents, on no card",
+    summary=(
+        "Ascend NPUs through torch_npu; checked against the vendor's schemas and documents, never on a card"
+    ),
     probe=_probe,
     load_kernels=_kernels,
     load_device=_device,

@@ -51,7 +51,7 @@ DUO = Chip(
     sparse_attention=False,
     swiglu=False,
 )
-UNKNOWN = replace(A2, name="an unknown card, taken for Atlas A2", prefixes=(), versions=None)
+UNKNOWN = replace(A2, name="an unknown card (treated as Atlas A2)", prefixes=(), versions=None)
 CHIPS = (A2, A3, DUO)
 
 

@@ -48,7 +48,9 @@ def other_version() -> Probe | None:
     if not there or there.split("+")[0].split(".post")[0] == here:
         return None
     step = f"pip install torch=={TESTED} torch_npu=={TESTED}"
-    return Probe(False, f"torch_npu is {there} and torch {here}", f"install releases of one version: {step}")
+    return Probe(
+        False, f"torch_npu {there} does not fit torch {here}", f"install the same version of both: {step}"
+    )
 
 
 def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) -> Probe:
@@ -56,8 +58,11 @@ def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) ->
     said = f"{type(cause).__name__}: {first}"
     library = _MISSING.search(str(cause))
     if library is None:
-        step = f"check that torch_npu {TESTED}, torch {TESTED} and CANN fit together; npu-smi info tells of the driver"
-        return Probe(False, f"torch_npu does not load: {said}", step)
+        step = (
+            f"check that torch_npu {TESTED}, torch {TESTED} and CANN fit together; npu-smi info shows "
+            "the driver"
+        )
+        return Probe(False, f"torch_npu cannot be loaded: {said}", step)
     name = library[1]
     if name.startswith(_DRIVER):
         return Probe(False, f"the NPU's driver is missing: {said}", _driver_step())
@@ -65,7 +70,10 @@ def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) ->
         return Probe(False, f"CANN's package NNAL is missing: {said}", _source("nnal/atb", "NNAL"))
     home = next((environment[key] for key in HOME_VARIABLES if environment.get(key)), "")
     if home:
-        step = f"install the CANN that torch_npu {torch_npu_version() or TESTED} is for, and source its set_env.sh"
+        step = (
+            f"install the CANN release for torch_npu {torch_npu_version() or TESTED}, and source its "
+            "set_env.sh"
+        )
         return Probe(False, f"CANN in {home} lacks {name}.so: {said}", step)
     return Probe(
         False,
@@ -80,7 +88,7 @@ def no_cards() -> Probe:
         return Probe(
             False,
             "torch_npu sees no NPU",
-            "npu-smi info lists cards; ASCEND_RT_VISIBLE_DEVICES may hide them",
+            "list the cards with npu-smi info, and check that ASCEND_RT_VISIBLE_DEVICES does not hide them",
         )
     return Probe(False, f"torch_npu sees no NPU, and there is no {MANAGER}", _driver_step())
 
@@ -95,6 +103,6 @@ def _source(folder: str, package: str) -> str:
 
 def _driver_step() -> str:
     return (
-        "install the driver and firmware of the card (npu-smi info then lists it); in a container, pass "
-        f"{MANAGER}, /dev/davinciN and {INSTALLED}/driver through"
+        "install the driver and firmware of the card (npu-smi info then lists it); for a container, pass "
+        f"{MANAGER}, /dev/davinciN and {INSTALLED}/driver into it"
     )

@@ -21,10 +21,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _refuses_w8a8(call: Any, weight: Tensor) -> str | None:
     chip = chips.current()
     if call.out_dtype not in refusing.HALVES or call.out_dtype not in chip.floats:
-        return f"npu_quant_matmul gives float16 or bfloat16, not {call.out_dtype}"
+        return f"npu_quant_matmul returns float16 or bfloat16, not {call.out_dtype}"
     return refusing.first(
         (
-            refusing.lacking(chip.token_scales, "scales of tokens in npu_quant_matmul"),
+            refusing.lacking(chip.token_scales, "per-token scales in npu_quant_matmul"),
             refusing.eight_bits(call.quant_dtype),
             refusing.sizes(*weight.shape),
         )
@@ -89,10 +89,10 @@ def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: i
     in_features, out_features = qweight.shape[0], scales.shape[1]
     grouped = 0 < group_size < in_features
     if grouped and (group_size % 32 or group_size < 32):
-        return f"npu_weight_quant_batchmatmul takes groups of a multiple of 32, not {group_size}"
+        return f"npu_weight_quant_batchmatmul needs a group size that is a multiple of 32, not {group_size}"
     return refusing.first(
         (
-            refusing.lacking(chips.current().packed_weights, "weights of 4 bits"),
+            refusing.lacking(chips.current().packed_weights, "4-bit weights"),
             refusing.floating(x, refusing.HALVES),
             refusing.sizes(in_features, out_features),
         )

@@ -14,7 +14,8 @@ _LARGEST_HEAD = 894
 def _refuses_rotation(x: Tensor, heads: int) -> str | None:
     if x.shape[-1] > _LARGEST_HEAD or heads > _MOST_HEADS:
         return (
-            f"npu_rotary_mul takes up to {_MOST_HEADS} heads of {_LARGEST_HEAD}, not {heads} of {x.shape[-1]}"
+            f"npu_rotary_mul supports up to {_MOST_HEADS} heads of size {_LARGEST_HEAD}, not {heads} of size "
+            f"{x.shape[-1]}"
         )
     return refusing.floating(x)
 

@@ -27,4 +27,4 @@ def lacking(has: bool, ops: str) -> str | None:
 def sizes(*numbers: int) -> str | None:
     """Return the reason to refuse the sizes of a product; None if they are served."""
     longest = max(numbers)
-    return None if longest <= LONGEST else f"sizes up to {LONGEST} are served, not {longest}"
+    return None if longest <= LONGEST else f"sizes up to {LONGEST} are supported, not {longest}"

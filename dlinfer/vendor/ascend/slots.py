@@ -78,7 +78,9 @@ def _captured(
     block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
     count = k_cache.shape[0] * block_size
     if count < 2 * rows:
-        raise KernelDeclined(reason=f"{rows} rows of a graph need twice as many slots, and there are {count}")
+        raise KernelDeclined(
+            reason=f"{rows} rows of a captured graph need twice as many slots, but the cache has {count}"
+        )
     slots, unwritten = tasks.slots(kv_start_indices), tasks.unwritten(kv_start_indices).view(-1, 1, 1)
     block, offset = slots // block_size, slots % block_size
     new = [torch.where(unwritten, cache[block, offset], x) for x, cache in ((k, k_cache), (v, v_cache))]

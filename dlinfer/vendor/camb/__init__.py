@@ -49,7 +49,10 @@ VENDOR = Vendor(
     name="camb",
     device_type="mlu",
     framework_device="camb",
-    summary="Cambricon MLUs through torch_mlu_ops; proven on published signatures and documents, on no card",
+    summary=(
+        "Cambricon MLUs through torch_mlu_ops; checked against published signatures and documents, "
+        "never on a card"
+    ),
     probe=_probe,
     load_kernels=_kernels,
     load_device=_device,

@@ -14,7 +14,7 @@ _SMALLEST_HEAD, _LARGEST_HEAD = 2, 256
 def _refuses_rotation(x: Tensor) -> str | None:
     size = x.shape[-1]
     if not _SMALLEST_HEAD <= size <= _LARGEST_HEAD:
-        return f"apply_rotary takes heads of {_SMALLEST_HEAD} to {_LARGEST_HEAD}, not {size}"
+        return f"apply_rotary supports head sizes from {_SMALLEST_HEAD} to {_LARGEST_HEAD}, not {size}"
     return refusing.floating(x)
 
 

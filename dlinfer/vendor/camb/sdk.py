@@ -51,8 +51,9 @@ def probe() -> Probe:
         first = str(cause).strip().partition("\n")[0]
         return Probe(
             False,
-            f"torch_mlu_ops does not load: {type(cause).__name__}: {first}",
-            "set NEUWARE_HOME and its library path, and check that torch_mlu_ops, torch_mlu and torch fit each other",
+            f"torch_mlu_ops cannot be loaded: {type(cause).__name__}: {first}",
+            "set NEUWARE_HOME and its library path, and check that torch_mlu_ops, torch_mlu and torch "
+            "fit together",
         )
     if not count:
         return Probe(False, "torch_mlu sees no MLU", "check the driver with cnmon")

@@ -35,7 +35,7 @@ _checked = _Checked()
 def _refuses_caches(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
     dense = k_cache.is_contiguous() and v_cache.is_contiguous()
     if not dense and not layouts.is_latent(k_cache, v_cache):
-        return "the caches have gaps, and reshape_paged_cache's documents do not cover gaps"
+        return "the caches are not contiguous, and reshape_paged_cache's documents do not cover such caches"
     return refusing.floating(k)
 
 

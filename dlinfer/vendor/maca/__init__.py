@@ -58,7 +58,9 @@ VENDOR = Vendor(
     name="maca",
     device_type=DEVICE_TYPE,
     framework_device="maca",
-    summary="MetaX cards through mcoplib and flash_attn; proven on the vendor's sources, on no card",
+    summary=(
+        "MetaX cards through mcoplib and flash_attn; checked against the vendor's sources, never on a card"
+    ),
     probe=_probe,
     load_kernels=_kernels,
     load_device=_device,

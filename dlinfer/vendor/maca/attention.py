@@ -20,9 +20,9 @@ _PAGE = 16
 
 def _refuses(call: Any, size: int) -> str | None:
     if size > _WIDEST:
-        return f"head sizes up to {_WIDEST} are served, and a latent cache's of {latent.KEYS}, not {size}"
+        return f"head sizes up to {_WIDEST}, and {latent.KEYS} for a latent cache, are supported, not {size}"
     if call.alibi_slopes is not None and call.sinks is not None:
-        return "alibi_slopes and s_aux together are used nowhere that is published"
+        return "no published code uses alibi_slopes and s_aux together"
     return refusing.floating(call.q, refusing.HALVES)
 
 
@@ -37,9 +37,9 @@ def _refuses_pages(call: Any) -> str | None:
     if latent.fits(keys, values):
         return latent.refuses_pages(call)
     if keys.shape != values.shape:
-        return "keys and values in pages must have one head size, or a latent cache's"
+        return "paged keys and values must have the same head size, or those of a latent cache"
     if keys.stride(-1) != 1 or values.stride(-1) != 1:
-        return "heads of a cache have gaps"
+        return "the heads of a cache are not contiguous"
     return refusing.first(
         (
             refusing.multiples(_PAGE, block_size=call.block_size),

@@ -22,9 +22,9 @@ def _is_latent(k: Tensor, v: Tensor) -> bool:
 def _refuses(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> str | None:
     alike = k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
     if not alike and not _is_latent(k, v):
-        return "reshape_and_cache_flash takes keys and values of one size, in caches that lie alike"
+        return "reshape_and_cache_flash needs caches of keys and values with the same shape and strides"
     if k_cache.stride(-1) != 1:
-        return "heads of a cache have gaps"
+        return "the heads of a cache are not contiguous"
     return refusing.floating(k)
 
 
@@ -33,7 +33,7 @@ def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_sta
     latent = _is_latent(k, v)
     if latent and not begins(k_cache, v_cache):
         raise KernelDeclined(
-            reason="values that are smaller than keys are served where their cache begins the keys'"
+            reason="values smaller than keys are supported only if v_cache is the first part of k_cache"
         )
     if kv_start_indices.numel() == 0:
         return

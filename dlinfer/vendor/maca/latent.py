@@ -39,11 +39,11 @@ def fits(keys: Tensor, values: Tensor) -> bool:
 def refuses(call: Any) -> str | None:
     """Return why a call over a latent cache is refused; None if it is served."""
     if not sdk.has_flash_mla():
-        return "flash_mla, which has latent attention, is not installed"
+        return "flash_mla, which computes latent attention, is not installed"
     if call.window_left >= 0 or getattr(call, "window_right", -1) >= 0 or call.logit_softcapping > 0:
-        return "flash_mla has no window and no logit_softcapping"
+        return "flash_mla does not support a window or logit_softcapping"
     if (call.alibi_slopes, call.sinks) != (None, None):
-        return "flash_mla has no alibi_slopes and no sinks"
+        return "flash_mla does not support alibi_slopes or sinks"
     return refusing.floating(call.q, refusing.HALVES)
 
 
@@ -51,9 +51,9 @@ def refuses_pages(call: Any) -> str | None:
     """Return why a call over a latent cache in pages is refused; None if it is served."""
     *blocks, _, side = call.k_cache.stride()
     if side != 1 or any(place % _ALIGNED for place in (*blocks, call.k_cache.storage_offset())):
-        return "slots of a latent cache have gaps, or do not begin where vectors do"
+        return "the slots of a latent cache are not contiguous, or are misaligned"
     if call.block_size != PAGE:
-        return f"flash_mla's pages have {PAGE} slots, not {call.block_size}"
+        return f"flash_mla needs blocks of {PAGE} slots, not {call.block_size}"
     return refuses(call)
 
 
@@ -65,7 +65,7 @@ def begins(keys: Tensor, values: Tensor) -> bool:
 def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
     """Return the cache for flash_mla. Raises KernelDeclined unless values are the first part of the keys."""
     if not begins(k_cache, v_cache):
-        raise KernelDeclined(reason="flash_mla reads values from the keys, and v_cache lies elsewhere")
+        raise KernelDeclined(reason="flash_mla reads values from k_cache, but v_cache is other memory")
     return k_cache
 
 
@@ -93,7 +93,7 @@ def attend_to_tokens(
     compares their values and waits for the card.
     """
     if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
-        raise KernelDeclined(reason="flash_mla reads values from the keys, and v is not their beginning")
+        raise KernelDeclined(reason="flash_mla reads values from the keys, but v is not the first part of k")
     if sum(keys):
         attend_to_pages(q, *_in_pages(k, keys), new, keys, out, scale, causal)
     else:  # queries without keys give zeros

@@ -19,7 +19,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _refuses_w8a8(b: Tensor, out_dtype: torch.dtype, quant_dtype: torch.dtype) -> str | None:
     if out_dtype not in refusing.HALVES:
-        return f"cutlass_scaled_mm gives float16 or bfloat16, not {out_dtype}"
+        return f"cutlass_scaled_mm returns float16 or bfloat16, not {out_dtype}"
     return refusing.eight_bits(quant_dtype) or refusing.multiples(16, columns=b.shape[0], inner=b.shape[1])
 
 
@@ -60,7 +60,7 @@ def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: i
     inner, columns = qweight.shape[0], scales.shape[1]
     group = group_size or inner
     if group not in _GROUPS and group % _GROUPS[-1]:
-        return f"awq_gemm takes groups of 32, 64 and multiples of 128, not of {group}"
+        return f"awq_gemm needs a group size of 32, 64 or a multiple of 128, not {group}"
     return refusing.first(
         (
             refusing.multiples(group, in_features=inner),

@@ -34,7 +34,10 @@ def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
         return q.new_empty(q.shape), k.new_empty(k.shape)
     if not _agree(cos, sin):
         raise KernelDeclined(
-            reason="lmdeploy_rotary_embedding reads half of cos and sin, whose halves differ here"
+            reason=(
+                "lmdeploy_rotary_embedding reads only the first halves of cos and sin, but the second "
+                "halves differ"
+            )
         )
     # The op writes into q and k, and needs a token's heads to be dense.
     turned = [refusing.copied_rows(x.reshape(-1, x.shape[-2] * size)) for x in (q, k)]

@@ -21,7 +21,7 @@ def floating(x: Tensor, of: tuple[torch.dtype, ...] = FLOATS) -> str | None:
 def multiples(of: int, **sizes: int) -> str | None:
     """Return the reason to refuse sizes, if one is no multiple of ``of``; else None."""
     bad = {name: size for name, size in sizes.items() if size % of}
-    return f"multiples of {of} are served, not {bad}" if bad else None
+    return f"multiples of {of} are supported, not {bad}" if bad else None
 
 
 def rows(x: Tensor) -> Tensor:

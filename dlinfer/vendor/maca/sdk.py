@@ -82,9 +82,11 @@ def probe() -> Probe:
         first = str(cause).strip().partition("\n")[0]
         return Probe(
             False,
-            f"torch cannot look for cards: {type(cause).__name__}: {first}",
-            "check mx-smi and MACA_PATH",
+            f"torch failed to look for cards: {type(cause).__name__}: {first}",
+            "check that mx-smi lists the cards, and that MACA_PATH is set",
         )
     if not count:
-        return Probe(False, "torch sees no card", "check mx-smi, and that torch is MetaX's build")
+        return Probe(
+            False, "torch sees no card", "check that mx-smi lists the cards, and that torch is MetaX's build"
+        )
     return Probe(True, f"{count} card(s)")

@@ -23,7 +23,7 @@ def captured(function, steady=(), **kwargs):
 
 def test_an_assumption_on_a_size_that_may_change_is_refused():
     with pytest.raises(
-        CaptureError, match=r"only while table.size\(\)\[0\] > 3, and table\.size\(\)\[0\] may change"
+        CaptureError, match=r"only while table.size\(\)\[0\] > 3, but table\.size\(\)\[0\] may change"
     ):
         captured(halves_for_long_tables, x=torch.ones(2, 9), table=torch.ones(5))
 

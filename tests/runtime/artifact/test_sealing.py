@@ -144,7 +144,7 @@ def test_a_decryption_of_ones_own():
     with pytest.raises(ArtifactKeyError, match="'swap' failed: RuntimeError: bad key"):
         unsealed(b"abc", "swap", "x")
     register_decryption("nothing", lambda data, key: None)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ArtifactKeyError, match="gave a NoneType, not bytes"):
+    with pytest.raises(ArtifactKeyError, match="returned a NoneType, not bytes"):
         unsealed(b"abc", "nothing", "x")
 
 

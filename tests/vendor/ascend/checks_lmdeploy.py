@@ -156,7 +156,7 @@ def test_the_runtime_is_looked_at(monkeypatch):
     version.ensure_ascend_runtime()
     assert diagnosis.torch_npu_version() == ""
     monkeypatch.setattr(diagnosis, "torch_npu_version", lambda: "2.9.0.post1")
-    with pytest.raises(VendorUnavailableError, match=r"torch_npu is 2\.9\.0\.post1"):
+    with pytest.raises(VendorUnavailableError, match=r"torch_npu 2\.9\.0\.post1 does not fit"):
         version.ensure_ascend_runtime()
 
 
@@ -170,7 +170,7 @@ def test_a_probe_says_why_not(monkeypatch):
         raise RuntimeError("no driver\nmore")
 
     monkeypatch.setattr(type(npu), "device_count", fails)
-    assert sdk.probe().reason == "torch_npu does not load: RuntimeError: no driver"
+    assert sdk.probe().reason == "torch_npu cannot be loaded: RuntimeError: no driver"
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ NO_KERNEL = "the vendor has no kernel for this op"
 
 EXTRAS = "logit_softcapping|alibi_slope|sink"
 REFUSED = {
-    "rms_norm_w8a8": "torch.int8 is served",
-    "add_rms_norm_w8a8": "torch.int8 is served",
-    "dynamic_quant": "torch.int8 is served",
-    "linear_w8a8": "torch.int8 is served|float16, bfloat16 are served, not float32",
-    "fused_moe_w8a8": "torch.int8 is served|float16, bfloat16 are served, not float32",
-    "prefill_attention": f"{EXTRAS}|9 queries over 4 keys",
-    "paged_prefill_attention": f"{EXTRAS}|blocks of 16 slots are read, not of 8",
+    "rms_norm_w8a8": "torch.int8 is supported",
+    "add_rms_norm_w8a8": "torch.int8 is supported",
+    "dynamic_quant": "torch.int8 is supported",
+    "linear_w8a8": "torch.int8 is supported|float16, bfloat16 are supported, not float32",
+    "fused_moe_w8a8": "torch.int8 is supported|float16, bfloat16 are supported, not float32",
+    "prefill_attention": f"{EXTRAS}|9 queries but only 4 keys",
+    "paged_prefill_attention": f"{EXTRAS}|blocks of 16 slots are supported, not of 8",
     "paged_decode_attention": EXTRAS,
 }
 """Op -> what the reasons of its refusals say; ops that are not here refuse no sample."""

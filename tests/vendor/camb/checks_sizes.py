@@ -95,7 +95,9 @@ def test_values_of_a_latent_cache_win_over_the_keys_first_numbers():
     ],
 )
 def test_values_that_are_no_beginning_of_the_keys_are_refused(made):
-    assert "caches have gaps" in (kernels.refusal("fill_kv_cache", install.NAME, latents(made)) or "")
+    assert "caches are not contiguous" in (
+        kernels.refusal("fill_kv_cache", install.NAME, latents(made)) or ""
+    )
 
 
 @dtypes
@@ -162,10 +164,10 @@ def test_a_slot_behind_the_end_is_refused_before_anything_is_written():
         (
             "paged_decode_attention",
             lambda args: (*args[:7], 258, 2, *args[9:]),
-            "up to 128 heads share a key, not 129",
+            "up to 128 query heads may share a KV head, not 129",
         ),
         ("paged_prefill_attention", lambda args: (*args[:4], 32, *args[5:]), "blocks of 16 slots"),
-        ("silu_and_mul", lambda args: (args[0].double(),), "float32 are served, not float64"),
+        ("silu_and_mul", lambda args: (args[0].double(),), "float32 are supported, not float64"),
     ],
 )
 def test_refusals_by_name(op, spoil, reason):
@@ -189,7 +191,7 @@ def test_a_probe_says_why_not(monkeypatch):
         raise RuntimeError("no driver\nmore")
 
     monkeypatch.setattr(type(mlu), "device_count", fails)
-    assert sdk.probe().reason == "torch_mlu_ops does not load: RuntimeError: no driver"
+    assert sdk.probe().reason == "torch_mlu_ops cannot be loaded: RuntimeError: no driver"
 
 
 def test_the_command_that_accepts_a_card(tmp_path, capsys, monkeypatch):

@@ -81,7 +81,7 @@ def test_the_policy_error_refuses_before_anything_is_written() -> None:
     q, k, v = inputs()
     out = torch.full_like(q, 7.0)
     with settings.override(fallback="error"):
-        with pytest.raises(FallbackError, match="elements are neighbours in memory; in k_cache"):
+        with pytest.raises(FallbackError, match="heads of k_cache are not contiguous"):
             attend(q, apart(k), v, out)
         with pytest.raises(FallbackError, match="not float64"):
             attend(*inputs(torch.float64))

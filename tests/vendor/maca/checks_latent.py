@@ -238,22 +238,22 @@ def other_values(given: dict[str, Any]) -> None:
 
 
 DECLINED = {
-    "a window": (decoding(window_left=5), "no window"),
+    "a window": (decoding(window_left=5), "does not support a window"),
     "soft-cap": (decoding(logit_softcapping=2.0), "logit_softcapping"),
-    "alibi": (decoding(alibi_slopes=torch.ones(2, device=NAME)), "no alibi_slopes"),
-    "sinks": (decoding(sinks=torch.ones(2, device=NAME).half()), "no sinks"),
+    "alibi": (decoding(alibi_slopes=torch.ones(2, device=NAME)), "does not support alibi_slopes"),
+    "sinks": (decoding(sinks=torch.ones(2, device=NAME).half()), "or sinks"),
     "pages of 32": (of_pages(32), "64 slots, not 32"),
     "values elsewhere": (
         lambda: spoilt("paged_decode_attention", decode_arguments, DECODE[2], apart),
-        "v_cache lies elsewhere",
+        "v_cache is other memory",
     ),
     "slots with gaps": (
         lambda: spoilt("paged_decode_attention", decode_arguments, DECODE[2], with_gaps),
-        "have gaps",
+        "are not contiguous",
     ),
     "other values than the keys'": (
         lambda: spoilt("prefill_attention", latent_prompt, PROMPTS[2], other_values),
-        "v is not their beginning",
+        "v is not the first part of k",
     ),
 }
 
@@ -278,7 +278,7 @@ def test_float32_is_declined():
     args = decode_arguments(maker(torch.float32), DECODE[2])
     with (
         settings.override(fallback="error"),
-        pytest.raises(FallbackError, match="float16, bfloat16 are served"),
+        pytest.raises(FallbackError, match="float16, bfloat16 are supported"),
     ):
         ops.paged_decode_attention.overload(*args)
 
@@ -294,5 +294,5 @@ def test_other_latent_sizes_are_declined():
     case = replace(DECODE[2], sizes=(528, 528))
     q, keys, _, *rest = decode_arguments(maker(torch.float16), case)
     args = q[..., :528].contiguous(), keys, keys[..., :512], *rest
-    with settings.override(fallback="error"), pytest.raises(FallbackError, match="a latent cache's"):
+    with settings.override(fallback="error"), pytest.raises(FallbackError, match="those of a latent cache"):
         ops.paged_decode_attention.overload(*args)

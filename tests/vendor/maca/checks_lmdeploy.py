@@ -153,7 +153,7 @@ def test_a_probe_says_why_not(monkeypatch):
         raise RuntimeError("no driver\nmore")
 
     monkeypatch.setattr(type(sdk.cards()), "device_count", fails)
-    assert sdk.probe().reason == "torch cannot look for cards: RuntimeError: no driver"
+    assert sdk.probe().reason == "torch failed to look for cards: RuntimeError: no driver"
     real = sdk.importlib.util.find_spec
     monkeypatch.setattr(
         sdk.importlib.util, "find_spec", lambda name: None if name == "flash_attn" else real(name)

@@ -65,7 +65,7 @@ def test_a_weight_of_four_bits_is_prepared_once_and_again_when_it_is_written():
 
 @pytest.mark.parametrize(
     ("group", "words", "says"),
-    [(96, 6, "not of 96"), (128, 6, "multiples of 128"), (64, 5, "multiples of 16")],
+    [(96, 6, "not 96"), (128, 6, "multiples of 128"), (64, 5, "multiples of 16")],
 )
 def test_weights_that_the_vendor_would_take_and_give_zeros_for(group, words, says):
     from dlinfer.ops.core import kernels

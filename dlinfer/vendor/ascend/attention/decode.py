@@ -25,7 +25,7 @@ def _refuses(call: Any) -> str | None:
     if not _is_latent(call.k_cache, call.v_cache):
         return fused.refuses(call, call.q.shape[-1]) or fused.refuses_pages(call, _PAGE, _LARGEST_PAGE)
     if call.window_left >= 0 or call.logit_softcapping > 0 or (call.alibi_slopes, call.sinks) != (None, None):
-        return "_npu_paged_attention_mla has no window, logit_softcapping, alibi_slopes and sinks"
+        return "_npu_paged_attention_mla does not support a window, logit_softcapping, alibi_slopes or sinks"
     return refusing.first(
         (
             refusing.lacking(chips.current().fused_attention, "_npu_paged_attention_mla"),

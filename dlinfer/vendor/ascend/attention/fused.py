@@ -32,13 +32,16 @@ def refuses(call: Any, size: int) -> str | None:
     unknown = [name for name, value in extras.items() if value]
     heads, kv_heads = call.num_q_heads, call.num_kv_heads
     if unknown:
-        return f"npu_fused_infer_attention_score has no {' and no '.join(unknown)}"
+        return f"npu_fused_infer_attention_score does not support {' or '.join(unknown)}"
     if size > LARGEST_HEAD:
-        return f"head sizes up to {LARGEST_HEAD} are served, not {size}"
+        return f"head sizes up to {LARGEST_HEAD} are supported, not {size}"
     if heads > MOST_HEADS or heads > MOST_SHARING * kv_heads:
-        return f"{MOST_HEADS} heads are served, {MOST_SHARING} to a key, not {heads} and {heads // kv_heads}"
+        return (
+            f"up to {MOST_HEADS} heads, {MOST_SHARING} for each KV head, are supported, not {heads} and "
+            f"{heads // kv_heads}"
+        )
     if heads * aligned(size) >= WIDEST:
-        return f"heads times head size stay below {WIDEST}, and are {heads} x {aligned(size)}"
+        return f"heads times head size must be below {WIDEST}, not {heads} x {aligned(size)}"
     return refusing.first(
         (
             refusing.lacking(chips.current().fused_attention, "npu_fused_infer_attention_score"),
@@ -54,15 +57,15 @@ def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
     """
     k_cache, v_cache, block_size = call.k_cache, call.v_cache, call.block_size
     if block_size % multiple or block_size > most:
-        return f"blocks of a multiple of {multiple} up to {most} are read, not of {block_size}"
+        return f"the block size must be a multiple of {multiple} up to {most}, not {block_size}"
     if k_cache.shape != v_cache.shape:
-        return "keys and values in pages must have one head size"
+        return "paged keys and values must have the same head size"
     if k_cache.shape[3] % _ALIGNED:
-        return f"head sizes in pages are a multiple of {_ALIGNED}, not {k_cache.shape[3]}"
+        return f"paged head sizes must be a multiple of {_ALIGNED}, not {k_cache.shape[3]}"
     if k_cache.shape[2] * k_cache.shape[3] > WIDEST:
-        return f"heads times head size of a cache are at most {WIDEST}"
+        return f"heads times head size of a cache must be at most {WIDEST}"
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        return "the caches have gaps"
+        return "the caches are not contiguous"
     return None
 
 

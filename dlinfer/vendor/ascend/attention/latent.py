@@ -32,13 +32,13 @@ def fits(kv_heads: int, size: int, size_v: int) -> bool:
 def refuses(call: Any, block_size: int = _PAGE) -> str | None:
     """Return why a call over a latent cache is refused; None if it is served."""
     if not call.causal or call.window_left >= 0 or call.logit_softcapping > 0:
-        return "latent prompts are served causal, without window and logit_softcapping"
+        return "a latent cache needs causal attention without window and logit_softcapping"
     if (call.alibi_slopes, call.sinks) != (None, None):
-        return "latent prompts have no alibi_slopes and no sinks"
+        return "a latent cache does not support alibi_slopes or sinks"
     if call.num_q_heads not in HEADS:
-        return f"latent prompts have {', '.join(map(str, HEADS))} heads, not {call.num_q_heads}"
+        return f"a latent cache needs one of {', '.join(map(str, HEADS))} query heads, not {call.num_q_heads}"
     if block_size not in PAGES:
-        return f"latent pages have {PAGES[0]} or {PAGES[1]} slots, not {block_size}"
+        return f"blocks of a latent cache must have {PAGES[0]} or {PAGES[1]} slots, not {block_size}"
     return refusing.first(
         (
             refusing.lacking(chips.current().fused_attention, "npu_fused_infer_attention_score_v2"),
@@ -138,7 +138,9 @@ def _rows(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int
     start = 0
     for sequence, (end, length) in enumerate(spans):
         if end - start > length:
-            raise KernelDeclined(reason=f"{end - start} queries over {length} keys of a latent cache")
+            raise KernelDeclined(
+                reason=f"a sequence of a latent cache has {end - start} queries but only {length} keys"
+            )
         for first in range(start, end, QUERIES):
             last = min(first + QUERIES, end)
             yield first, last, length - (end - last), sequence

@@ -69,7 +69,9 @@ def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
     """
     blind = max(0, q_len - length) if causal or left >= 0 or right >= 0 else 0
     if blind and length and not causal:
-        raise KernelDeclined(reason=f"{q_len} queries over {length} keys, not causal but with a window")
+        raise KernelDeclined(
+            reason=f"{q_len} queries over {length} keys are not supported with a window that is not causal"
+        )
     return blind if length else q_len
 
 

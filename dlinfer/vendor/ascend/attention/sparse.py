@@ -12,7 +12,7 @@ _COUNTS = (*range(1, 2049), 3072, 4096, 5120, 6144, 7168, 8192)  # of npu_lightn
 
 def _refuses(query: Tensor, *caches: Tensor) -> str | None:
     if not all(cache.is_contiguous() for cache in caches):
-        return "the caches have gaps"
+        return "the caches are not contiguous"
     return refusing.first(
         (
             refusing.lacking(chips.current().sparse_attention, "sparse attention"),
@@ -23,7 +23,10 @@ def _refuses(query: Tensor, *caches: Tensor) -> str | None:
 
 def _refuses_indexer(query: Tensor, key: Tensor, sparse_count: int) -> str | None:
     if sparse_count not in _COUNTS:
-        return f"npu_lightning_indexer takes a sparse_count up to 2048, and some above, not {sparse_count}"
+        return (
+            "npu_lightning_indexer supports a sparse_count up to 2048 and some larger ones, not "
+            f"{sparse_count}"
+        )
     return _refuses(query, key)
 
 
@@ -67,7 +70,7 @@ def _rising(positions: Tensor, valid: Tensor) -> Tensor:
 @refusing.where(
     lambda call: (
         _refuses(call.query, call.key, call.value, call.key_rope)
-        or (None if call.key.shape == call.value.shape else "keys and values must have one size")
+        or (None if call.key.shape == call.value.shape else "keys and values must have the same shape")
     )
 )
 def sparse_flash_attention(

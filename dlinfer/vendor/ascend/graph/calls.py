@@ -41,13 +41,13 @@ def checks_of(graph_module: fx.GraphModule) -> list[Check]:
     for node in graph.find_nodes(op="call_function", target=fill):
         slots, cache = _origin(node.args[4]), _first(node.args[2], fill)
         if slots not in index or cache not in index:
-            raise RefusedError("slots or caches of fill_kv_cache are computed in the region")
+            raise RefusedError("the region computes slots or caches of fill_kv_cache")
         checks.setdefault(("slots", slots), _slot_check(index[slots], index[cache]))
     for name, place in (("prefill_attention", 3), ("paged_prefill_attention", 5)):
         for node in graph.find_nodes(op="call_function", target=_twin(name)):
             ends, lengths = (_origin(source) for source in node.args[place : place + 2])
             if ends not in index or lengths not in index:
-                raise RefusedError(f"lengths of {name} are computed in the region")
+                raise RefusedError(f"the region computes lengths of {name}")
             checks.setdefault(("lengths", ends, lengths), _length_check(index[ends], index[lengths]))
     return list(checks.values())
 
@@ -57,7 +57,9 @@ def _slot_check(slots: int, cache: int) -> Check:
         flat: Tensor = inputs[slots].reshape(-1)
         check_slots(flat, inputs[cache])
         if bool((flat < 0).any()):
-            raise RefusedError("padding among the slots: npu_scatter_pa_kv_cache takes slots from 0 on")
+            raise RefusedError(
+                "some slots are negative (padding), but npu_scatter_pa_kv_cache needs slots of at least 0"
+            )
 
     return check
 
@@ -66,7 +68,9 @@ def _length_check(ends: int, lengths: int) -> Check:
     def check(inputs: Sequence[Any]) -> None:
         queries, keys = int(inputs[ends]), int(inputs[lengths])
         if not 0 < queries <= keys:
-            raise RefusedError(f"{queries} queries of a prompt over {keys} keys: each has to see one")
+            raise RefusedError(
+                f"a prompt has {queries} queries and {keys} keys, but each query needs to see a key"
+            )
 
     return check
 

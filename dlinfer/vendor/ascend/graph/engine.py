@@ -81,5 +81,5 @@ class AscendEngine(ValueEngine[AscendOptions]):
         try:
             front_end.convert(alone, [fake(parent) for parent in parents])
         except Exception as error:  # noqa: BLE001 - a converter may raise anything
-            return f"torchair does not convert {op}: {first_line(error)}"
+            return f"torchair cannot convert {op}: {first_line(error)}"
         return None

@@ -22,7 +22,7 @@ class AscendLowered(Lowered):
         try:
             self._converted = front_end.convert(_writing(function), [fake(node) for node in function.inputs])
         except Exception as error:
-            raise RefusedError(f"torchair does not convert it: {first_line(error)}") from error
+            raise RefusedError(f"torchair cannot convert the region: {first_line(error)}") from error
         self.source = text_of(self._converted.model)
         self.placement = f"GE graph of {len(self._converted.model.op)} ops"
 

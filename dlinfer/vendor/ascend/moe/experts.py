@@ -15,9 +15,9 @@ _MOST_TOPK = 1024  # of npu_moe_gating_top_k_softmax
 
 def _refuses_gating(router_logits: Tensor, topk: int) -> str | None:
     if router_logits.dtype is torch.float64:
-        return "float64 is not served"
+        return "float64 is not supported"
     if topk > _MOST_TOPK:
-        return f"up to {_MOST_TOPK} experts are chosen, not {topk}"
+        return f"topk may be up to {_MOST_TOPK}, not {topk}"
     return refusing.lacking(chips.current().routing, "npu_moe_gating_top_k_softmax")
 
 
@@ -40,7 +40,10 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 def _refuses_experts(hidden_states: Tensor, weights: Tensor, topk: int) -> str | None:
     experts, *rest = weights.shape
     if experts > MOST_GROUPS or topk > _MOST_CHOSEN:
-        return f"up to {MOST_GROUPS} experts are served, {_MOST_CHOSEN} a token, not {experts} and {topk}"
+        return (
+            f"up to {MOST_GROUPS} experts, {_MOST_CHOSEN} for each token, are supported, not {experts} "
+            f"and {topk}"
+        )
     return refusing.first(
         (
             refusing.lacking(chips.current().routing, "npu_moe_init_routing_v2"),

@@ -32,7 +32,9 @@ def build_chunked_moe_storage_layout(num_experts: int) -> tuple[int, ChunkedLayo
     Raises ValueError for more experts than one grouped product takes.
     """
     if num_experts > MOST_GROUPS:
-        raise ValueError(f"{num_experts} experts on a rank: npu_grouped_matmul takes {MOST_GROUPS} groups")
+        raise ValueError(
+            f"a rank has {num_experts} experts, but npu_grouped_matmul takes at most {MOST_GROUPS} groups"
+        )
     return num_experts, None
 
 

@@ -23,7 +23,7 @@ _UNCERTAIN = -1
 def _refuses(call: Any) -> str | None:
     sharing = call.num_q_heads // call.num_kv_heads
     if sharing > _MOST_SHARING:
-        return f"up to {_MOST_SHARING} heads share a key, not {sharing}"
+        return f"up to {_MOST_SHARING} query heads may share a KV head, not {sharing}"
     return fused.refuses(call) or fused.refuses_pages(call, _PAGES)
 
 

@@ -11,21 +11,24 @@ from dlinfer.vendor.camb import layouts, refusing
 def refuses(call: Any) -> str | None:
     """Return why both attention ops refuse a call; None if they take it."""
     if call.logit_softcapping > 0:
-        return "torch_mlu_ops has no logit_softcapping"
+        return "torch_mlu_ops does not support logit_softcapping"
     if call.alibi_slopes is not None:
-        return "torch_mlu_ops publishes no formula of its alibi_slope"
+        return "torch_mlu_ops does not document the formula of its alibi_slope"
     if call.sinks is not None:
-        return "torch_mlu_ops publishes no formula of its sink, and its name changes between versions"
+        return (
+            "torch_mlu_ops does not document the formula of its sink, and the argument's name changes between "
+            "versions"
+        )
     return refusing.floating(call.q)
 
 
 def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
     """Return why an op cannot read the caches; None if it can. sizes: the block sizes that the op reads."""
     if call.block_size not in sizes:
-        return f"blocks of {', '.join(map(str, sizes))} slots are read, not of {call.block_size}"
+        return f"blocks of {', '.join(map(str, sizes))} slots are supported, not of {call.block_size}"
     dense = call.k_cache.is_contiguous() and call.v_cache.is_contiguous()
     if not dense and not layouts.is_latent(call.k_cache, call.v_cache):
-        return "the caches have gaps"
+        return "the caches are not contiguous"
     return None
 
 

@@ -34,9 +34,13 @@ class _Batch:
         kept = [row for row, (queries, keys) in enumerate(lens) if queries or keys]
         for queries, keys in (lens[row] for row in kept):
             if not queries or not keys:
-                raise KernelDeclined(reason=f"a sequence of {queries} queries and {keys} keys")
+                raise KernelDeclined(
+                    reason=f"a sequence has {queries} queries and {keys} keys, but needs both"
+                )
             if aligned and queries > keys:
-                raise KernelDeclined(reason=f"{queries} queries over {keys} keys, some of them hidden")
+                raise KernelDeclined(
+                    reason=f"a sequence has {queries} queries but only {keys} keys, and some keys are hidden"
+                )
         q_lens, kv_lens = ([lens[row][part] for row in kept] for part in (0, 1))
         return cls(q_lens, kv_lens, None if len(kept) == len(lens) else kept)
 

@@ -12,10 +12,10 @@ def misfit(q: Tensor, caches: dict[str, Tensor]) -> str | None:
     Pages may lie in any order, but the elements of a head must be dense.
     """
     if q.dtype not in _DTYPES:
-        return f"the C++ kernel computes {', '.join(_name(dtype) for dtype in _DTYPES)}, not {_name(q.dtype)}"
+        return f"the C++ kernel supports {', '.join(_name(dtype) for dtype in _DTYPES)}, not {_name(q.dtype)}"
     for name, cache in caches.items():
         if not is_dense(cache):
-            return f"the C++ kernel reads heads whose elements are neighbours in memory; in {name} they are apart"
+            return f"the C++ kernel needs contiguous heads, but the heads of {name} are not contiguous"
     return None
 
 

@@ -66,7 +66,7 @@ def _host(root: Path) -> UsableMemory:
         )
     except (OSError, KeyError):  # not Linux: only the total is to be had without third-party code
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return UsableMemory(total, total, "host, physical memory (what is free is unknown on this system)")
+        return UsableMemory(total, total, "host, physical memory (free memory is unknown on this system)")
 
 
 def _cgroups(root: Path) -> Iterator[UsableMemory]:

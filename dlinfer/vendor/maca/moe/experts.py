@@ -32,9 +32,9 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 
 def _refuses_experts(hidden_states: Tensor, weights: Tensor) -> str | None:
     if not sdk.has_triton():
-        return "the grouped product is Triton's, which is not installed (MetaX ships it with its torch)"
+        return "the grouped product needs Triton, which is not installed (MetaX ships it with its torch)"
     if weights.shape[0] > _MOST_EXPERTS:
-        return f"moe_align_block_size takes up to {_MOST_EXPERTS} experts, not {weights.shape[0]}"
+        return f"moe_align_block_size supports up to {_MOST_EXPERTS} experts, not {weights.shape[0]}"
     return refusing.floating(hidden_states, refusing.HALVES)
 
 

@@ -61,7 +61,7 @@ def refusal(op: OpOverload, arguments: Mapping[str, Any]) -> str | None:
     """Return why a call of a dlinfer op is not lowered; None if it is. arguments: by name, with fake tensors."""
     name = op._schema.name.partition("::")[2]
     if name not in LOWERINGS:
-        return "the engine has no lowering of it"
+        return "the engine has no lowering for this op"
     for table in (KERNELS[name], LOWERINGS[name]):
         rule = rule_of(table)
         reason = rule(*arguments.values()) if rule is not None else None

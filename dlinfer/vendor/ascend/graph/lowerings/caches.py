@@ -9,7 +9,7 @@ from dlinfer.vendor.base import refuses
 
 def _refuses(k_cache: Tensor, v_cache: Tensor) -> str | None:
     if not k_cache.is_contiguous() or not (v_cache.is_contiguous() or _are_of_the_keys(k_cache, v_cache)):
-        return "the caches have gaps"
+        return "the caches are not contiguous"
     return refusing.lacking(chips.current().fused_attention, "npu_scatter_pa_kv_cache")
 
 

@@ -21,9 +21,15 @@ def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
 def refuses(call: Any) -> str | None:
     """Return why a call over a latent cache runs on the kernel instead of in a graph; None if it can be in a graph."""
     if call.num_q_heads not in latent.HEADS:
-        return f"latent graphs have {', '.join(map(str, latent.HEADS))} heads, not {call.num_q_heads}"
+        return (
+            f"a graph over a latent cache needs one of {', '.join(map(str, latent.HEADS))} heads, not "
+            f"{call.num_q_heads}"
+        )
     if call.block_size not in latent.PAGES:
-        return f"latent graphs have pages of {latent.PAGES[0]} or {latent.PAGES[1]}, not {call.block_size}"
+        return (
+            f"a graph over a latent cache needs blocks of {latent.PAGES[0]} or {latent.PAGES[1]}, not "
+            f"{call.block_size}"
+        )
     return None
 
 

@@ -18,11 +18,11 @@ _TEMPLATE = 2048  # the side of the mask that sparse mode 3 reads
 
 def _refuses(call: Any) -> str | None:
     if call.q.shape[-1] > fused.LARGEST_HEAD:
-        return "latent prompts are served by the kernels"
+        return "the kernels run prompts over a latent cache"
     if call.q_ends.shape[0] != 1:
-        return "one prompt is served by a graph; several at once are one call each, by the kernels"
+        return "a graph runs only one prompt; the kernels run several prompts, one call for each"
     if call.window_left >= 0 or (not call.causal and call.window_right >= 0):
-        return "a prompt with a window is served by the kernels"
+        return "the kernels run prompts with a window"
     return None
 
 
