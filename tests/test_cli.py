@@ -160,7 +160,7 @@ BAD_SIGNATURE = LOADS.replace("return {}", "return {'rms_norm': lambda x, eps, w
     ("source", "reason"),
     [
         ("import acme_sdk", "No module named 'acme_sdk'"),
-        ("VENDOR = 3", "it gives 3, not a Vendor"),
+        ("VENDOR = 3", "it is 3, not a Vendor"),
         (healthy("acme", "cpu", probe="1 / 0"), "its probe failed with ZeroDivisionError"),
         (NEEDS_SDK, "its kernels cannot be loaded: ModuleNotFoundError: No module named 'acme_sdk'"),
         (UNKNOWN_OP, "'rms_norn', but there is no such op"),

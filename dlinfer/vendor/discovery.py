@@ -113,12 +113,12 @@ def _load(entry: EntryPoint) -> Vendor:
     except Exception as cause:  # a plugin may fail in any way; the user needs to know whose fault it is
         raise _load_error(entry.name, _source(entry), cause) from cause
     if not isinstance(vendor, Vendor) or vendor.name != entry.name:
-        detail = f"it gives {vendor!r}, not a Vendor named {entry.name!r}"
+        detail = f"it is {vendor!r}, not a Vendor named {entry.name!r}"
         raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
     if vendor.interface not in (0, INTERFACE):
         detail = (
-            f"it was written for version {vendor.interface} of the vendor interface, and this dlinfer "
-            f"has version {INTERFACE}: install the release of that package for this dlinfer"
+            f"it was written for version {vendor.interface} of the vendor interface, and this dlinfer has version "
+            f"{INTERFACE}: install a release of the package that fits this dlinfer"
         )
         raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
     return vendor
@@ -150,7 +150,7 @@ def use(name: str, device_type: str | None = None) -> Vendor:
         raise VendorUnavailableError(
             vendor=name,
             reason=f"it serves {vendor.device_type}, not {device}",
-            advice="leave device_type out",
+            advice="omit device_type",
         )
     answer = probe(vendor)
     if not answer.available:
@@ -224,7 +224,7 @@ def loadable() -> list[Vendor]:
         try:
             vendors.append(get(name))
         except (VendorLoadError, VendorClashError) as error:
-            warnings.warn(f"passed over: {error}", VendorWarning, stacklevel=2)
+            warnings.warn(f"a vendor was skipped: {error}", VendorWarning, stacklevel=2)
     return vendors
 
 
@@ -264,7 +264,7 @@ def host(vendor: Vendor) -> Vendor:
         raise VendorUnavailableError(
             vendor=vendor.name,
             reason="it has no kernels of its own, and no available vendor has any for CPU tensors",
-            advice="reinstall dlinfer, which brings the vendor cpu",
+            advice="reinstall dlinfer, which contains the vendor cpu",
         )
     return max(hosts, key=lambda v: v.priority)
 

@@ -61,7 +61,7 @@ def test_a_name_clash_names_both_packages(plugins):
         ("import acme_sdk", "ModuleNotFoundError: No module named 'acme_sdk'"),
         ("1 / 0", "ZeroDivisionError"),
         ("", "AttributeError: .*VENDOR"),
-        ("VENDOR = 'acme'", "it gives 'acme', not a Vendor named 'acme'"),
+        ("VENDOR = 'acme'", "it is 'acme', not a Vendor named 'acme'"),
         (healthy("other", "cpu"), "not a Vendor named 'acme'"),
     ],
     ids=["missing SDK", "raises", "empty module", "wrong object", "wrong name"],

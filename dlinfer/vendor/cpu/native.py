@@ -110,7 +110,7 @@ def _default_folder() -> Path:
     try:
         return cache_folder() / "native"
     except RuntimeError as error:
-        raise BuildError(f"no cache folder: {error}") from error
+        raise BuildError(f"there is no cache folder ({error}); set DLINFER_CACHE_DIR") from error
 
 
 @contextmanager
@@ -244,7 +244,10 @@ def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     full = next((line for line in lines if os.strerror(errno.ENOSPC) in line), None)
     if full is not None:
-        return f"the disk is full ({full}); free some of it, or set DLINFER_CACHE_DIR and TMPDIR to folders of another"
+        return (
+            f"the disk is full ({full}); free disk space, or set DLINFER_CACHE_DIR and TMPDIR to folders on another "
+            "disk"
+        )
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
 
 

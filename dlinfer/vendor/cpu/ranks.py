@@ -44,7 +44,9 @@ def share_memory(group: int, spins: bool = False) -> bool:
     """
     of_torch = process_group(group)
     rank, count = distributed.get_rank(of_torch), distributed.get_world_size(of_torch)
-    missing = native.why_not() or ("" if hasattr(os, "memfd_create") else "no anonymous files")
+    missing = native.why_not() or (
+        "" if hasattr(os, "memfd_create") else "this system has no anonymous files"
+    )
     file = -1
     try:
         if rank == 0 and not missing:
@@ -52,7 +54,9 @@ def share_memory(group: int, spins: bool = False) -> bool:
             os.ftruncate(file, torch.ops.dlinfer_cpu.shared_bytes.default(count))
         ranks = _gathered((host_identity(), os.getpid(), file, _inode(file), missing), of_torch)
         hosts, processes, files, inodes, reasons = zip(*ranks, strict=True)
-        reason = next(filter(None, reasons), "") or ("several hosts" if len(set(hosts)) > 1 else "")
+        reason = next(filter(None, reasons), "") or (
+            "the ranks run on several hosts" if len(set(hosts)) > 1 else ""
+        )
         if not reason and rank > 0:
             with suppress(OSError):  # other containers' processes are not visible
                 file = os.open(f"/proc/{processes[0]}/fd/{files[0]}", os.O_RDWR | os.O_CLOEXEC)

@@ -38,9 +38,9 @@ def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:
 def _taken(name: str, logits: Tensor) -> bool:
     """Return whether the kernels take such logits. If not, counts a fallback, or raises FallbackError."""
     if logits.dtype not in FLOATS:
-        reason = f"logits are {str(logits.dtype).removeprefix('torch.')}"
+        reason = f"the logits have dtype {str(logits.dtype).removeprefix('torch.')}"
     elif logits.dim() != 2 or logits.shape[1] == 0:
-        reason = f"logits are {list(logits.shape)}"
+        reason = f"the logits have shape {list(logits.shape)}"
     else:
         return True
     fall_back(name, reason, (logits,))

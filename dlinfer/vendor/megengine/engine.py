@@ -25,7 +25,7 @@ from dlinfer.vendor.megengine.translations.table import reshaped, truth
 class MegEngineOptions(EngineOptions):
     """num_threads: number of CPU threads that the network of a region uses; 0 takes torch's number."""
 
-    num_threads: int = option(0, whole(0, "a number of threads, 0 for torch's"))
+    num_threads: int = option(0, whole(0, "a number of threads, or 0 for torch's number"))
 
 
 class MegEngineEngine(ValueEngine[MegEngineOptions]):
@@ -35,7 +35,7 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
     options_type = MegEngineOptions
     stored_options: Collection[str] = ()
     concurrent = True  # calls of one region take turns
-    refuses_writes = "it writes, and a network's results are new tensors"
+    refuses_writes = "it writes into a tensor, but a network only returns new tensors"
     smallest = 2
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
@@ -44,7 +44,7 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
 
     def refuses_op(self, node: fx.Node) -> str | None:
         if is_size(node):
-            return "arithmetic on sizes that change between calls (dynamic=False fixes them)"
+            return "it computes with sizes that change between calls (dynamic=False fixes them)"
         return translations.refusal(node)
 
     def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
@@ -83,7 +83,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
         elif node.op == "call_function":
             values[node] = translations.translate(writer, node, values.__getitem__)
         elif node.op != "output":
-            raise UntranslatableError(f"a node of kind {node.op}")
+            raise UntranslatableError(f"the graph has a node of kind {node.op}")
     results: Any = graph_module.graph.output_node().args[0]
     writer.outputs = [_result(writer, values[node]).name for node in results]
     return writer

@@ -14,20 +14,20 @@ class LiteArgumentError(DlinferError, ValueError):
     """A call of the Lite API got a bad argument; the library was not called."""
 
     message = "MegEngine Lite: {call}: argument {argument}: expected {expected}, given {given}."
-    next_step = "docs/vendors/megengine.md lists types and ranges; no conversion changes a value."
+    next_step = "docs/vendors/megengine.md lists the types and ranges; values are never changed to fit."
 
 
 class LiteModelError(LiteError):
     """A model file that cannot be loaded: missing, damaged, or decrypted with a wrong key."""
 
     message = "MegEngine Lite: the model {path!r} cannot be loaded: {detail}."
-    next_step = "check the file, and for an encrypted one the method's name and key."
+    next_step = "check the file; for an encrypted file, check the method's name and the key."
 
 
 class LiteLackError(LiteError, NotImplementedError):
     """The installed build of the C library lacks a function that is documented."""
 
-    message = "MegEngine Lite: {call}: the library itself lacks it: {detail}."
+    message = "MegEngine Lite: {call}: this build of the library lacks the function: {detail}."
     next_step = "docs/vendors/megengine.md lists what this build lacks, and what to use instead."
 
 
@@ -41,12 +41,14 @@ class LiteCallbackError(LiteError):
 class LiteBusyError(LiteError):
     """A network was started while another network was running that shares its run-time memory."""
 
-    message = "MegEngine Lite: {call}: it shares run-time memory with a network that is running."
-    next_step = "wait() for the other network first, or share weights only (share_weights_with)."
+    message = (
+        "MegEngine Lite: {call}: the network shares run-time memory with another network that is running."
+    )
+    next_step = "call wait() of the other network first, or share only weights (share_weights_with)."
 
 
 class LiteBuildError(DlinferError, RuntimeError):
     """MegEngine could not build a model of a graph in its toolchain's environment."""
 
     message = "MegEngine cannot build this graph: {detail}."
-    next_step = "let torch run it (fallback policy 'warn'), or use another engine."
+    next_step = "use fallback 'warn' or 'allow' to run the graph by torch, or use another engine."

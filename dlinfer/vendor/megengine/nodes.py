@@ -72,15 +72,15 @@ is passed as bytes."""
 def unfit(tensor: torch.Tensor) -> str | None:
     """Return why MegEngine cannot take a tensor of this dtype and these sizes; None if it can."""
     if tensor.dtype == torch.float16:
-        return "float16, which is hundreds of times slower than float32 in MegEngine's CPU kernels"
+        return "it uses float16, which is hundreds of times slower than float32 in MegEngine's CPU kernels"
     if tensor.dtype not in BOUNDARY:
-        return f"{str(tensor.dtype).removeprefix('torch.')}, which MegEngine Lite lacks"
+        return f"it uses {str(tensor.dtype).removeprefix('torch.')}, which MegEngine Lite lacks"
     if not all(isinstance(size, int) for size in tensor.shape):
         return "its sizes change between calls, but a model needs fixed sizes (dynamic=False fixes them)"
     if not 1 <= tensor.ndim <= 6:
-        return f"a tensor of {tensor.ndim} dimensions; MegEngine Lite takes 1 to 6"
+        return f"it uses a tensor of {tensor.ndim} dimensions, but MegEngine Lite takes 1 to 6"
     if tensor.numel() == 0:
-        return "a tensor without elements"
+        return "it uses a tensor without elements"
     return None
 
 
@@ -88,7 +88,7 @@ def placeholder(writer: NodeList, node: fx.Node) -> Value:
     """Add an input for a placeholder to the list, and return it. Raises UntranslatableError."""
     tensor = fake(node)
     if not isinstance(tensor, torch.Tensor):
-        raise UntranslatableError("an input that is no tensor")
+        raise UntranslatableError("an input is not a tensor")
     value = Value(node.name, tuple(tensor.shape), tensor.dtype)
     writer.inputs.append((node.name, value.shape, BOUNDARY[tensor.dtype]))
     return value

@@ -80,7 +80,7 @@ class _Rule(NamedTuple):
     when: Callable[[Mapping[str, Any]], bool] = lambda call: True
 
 
-_SHORT = "is translated with numbers of float32, which are too short for float64"
+_SHORT = "is translated to float32, which is not precise enough for float64"
 _RULES = (
     _Rule(
         "erfc special_erfc expm1 special_expm1 log1p special_log1p elu celu selu log_sigmoid"
@@ -88,24 +88,26 @@ _RULES = (
         "loses digits where numbers nearly cancel",
     ),
     _Rule("logaddexp", "overflows where the result does not"),
-    _Rule("atan2 arctan2", "takes another quadrant for zeros, and 0 for NaN"),
-    _Rule("xlogy special_xlogy", "gives 0 for 0 times the logarithm of NaN", _floats),
-    _Rule("signbit", "takes -0.0 for a positive number"),
-    _Rule("diagonal", "multiplies by zeros, which infinities do not come through"),
-    _Rule("var_mean std_mean", "gives an infinity where the mean is NaN"),
+    _Rule("atan2 arctan2", "returns another quadrant for zeros, and 0 for NaN"),
+    _Rule("xlogy special_xlogy", "returns 0 for 0 times the logarithm of NaN", _floats),
+    _Rule("signbit", "treats -0.0 as positive"),
+    _Rule("diagonal", "multiplies by zeros, which makes NaN of infinities"),
+    _Rule("var_mean std_mean", "returns an infinity where the mean is NaN"),
     _Rule(
         "floor_divide remainder fmod",
-        "takes quotients of infinities for NaN, or the other way round",
+        "confuses NaN with quotients of infinities",
         _floats,
     ),
     _Rule(
         "div",
-        "rounds quotients otherwise where infinities are among them",
+        "rounds quotients with infinities differently",
         _floats,
         lambda call: call.get("rounding_mode") is not None,
     ),
-    _Rule("chunk unsafe_chunk", "wants as many parts as are asked for, where torch gives fewer", _fewer),
-    _Rule("scatter_reduce", "passes over NaN", _floats, lambda call: call["reduce"] in ("amax", "amin")),
+    _Rule(
+        "chunk unsafe_chunk", "needs as many parts as the call asks for, but torch may return fewer", _fewer
+    ),
+    _Rule("scatter_reduce", "ignores NaN", _floats, lambda call: call["reduce"] in ("amax", "amin")),
     _Rule("index_add scatter_add scatter_reduce", "has no kernel for float16", _half),
     _Rule("index_put", "has no kernel for float16", _half, lambda call: bool(call.get("accumulate"))),
     _Rule(
@@ -114,21 +116,21 @@ _RULES = (
         _SHORT,
         _doubles,
     ),
-    _Rule("log_softmax _log_softmax", "passes over NaN in float64", _doubles),
+    _Rule("log_softmax _log_softmax", "ignores NaN in float64", _doubles),
     _Rule("add sub rsub", _SHORT, _doubles, lambda call: call.get("alpha", 1) != 1),
     _Rule(
         "amax amin max min aminmax argmax argmin topk clamp clamp_min clamp_max",
-        "passes over NaN in float64, which the translations of extremes are not written for",
+        "ignores NaN in float64, where dlinfer has no translation of its own",
         _doubles,
     ),
     _Rule(
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d"
         " upsample_bicubic2d upsample_trilinear3d",
-        "copies along a dimension whose size stays where torch does not, or the other way round",
+        "differs from torch along dimensions that keep their size",
         _may_keep_a_size,
     ),
-    _Rule("prod", "goes through floats", _counted),
-    _Rule("nansum", "goes through floats", _integers),
+    _Rule("prod", "computes integers as floats", _counted),
+    _Rule("nansum", "computes integers as floats", _integers),
     _Rule(
         "pow",
         "overflows for negative exponents",
@@ -137,7 +139,7 @@ _RULES = (
     ),
     _Rule(
         "pow",
-        "takes no root of -0.0 and of negative infinity as torch does",
+        "returns other roots of -0.0 and negative infinity than torch",
         _floats,
         lambda call: call.get("exponent") in (0.5, -0.5),
     ),

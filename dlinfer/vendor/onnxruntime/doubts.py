@@ -16,7 +16,7 @@ from dlinfer.vendor.onnxruntime.translations import extremes
 
 _aten = torch.ops.aten
 
-REASON = "a NaN, or an int64 beyond 32 bits, among numbers that are ordered, summed or divided"
+REASON = "it orders, sums or divides numbers with a NaN, or an int64 of more than 32 bits"
 _LARGE = 2**31 - 1
 _ORDERS = frozenset(
     f"aten::{name}"

@@ -42,7 +42,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
         """Return the reason to refuse a dtype without kernels in the CPU provider, which the others fall back to."""
         if dtype == torch.bfloat16:
-            return "bfloat16: ONNX Runtime's CPU provider has kernels for a few ops only"
+            return "it uses bfloat16, and ONNX Runtime's CPU provider has only a few kernels for it"
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:

@@ -25,16 +25,16 @@ def _providers(value: Any) -> tuple[str, ...]:
     if not isinstance(names, (list, tuple)) or not all(
         isinstance(item, str) and item.strip() for item in names
     ):
-        raise ExpectedError("names of execution providers, as a list or with commas between")
+        raise ExpectedError("names of execution providers, as a list or comma-separated")
     providers = tuple(item.strip() for item in names)
     if not providers or len(set(providers)) < len(providers):
-        raise ExpectedError("at least one execution provider, none twice")
+        raise ExpectedError("at least one execution provider, and none of them twice")
     return providers
 
 
 def _provider_options(value: Any) -> dict[str, dict[str, str]]:
     if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
-        raise ExpectedError("a dict of provider to a dict of its options")
+        raise ExpectedError("a dict that maps each provider to a dict of its options")
     return {
         str(provider): {str(name): str(setting) for name, setting in options.items()}
         for provider, options in value.items()

@@ -46,7 +46,7 @@ def check_providers(options: OrtOptions) -> None:
         if name not in available:
             raise ProviderUnavailableError(
                 provider=name,
-                reason=f"onnxruntime {onnxruntime.__version__} as installed was built without it",
+                reason=f"the installed onnxruntime {onnxruntime.__version__} was built without it",
                 available=", ".join(available),
             )
 
@@ -158,7 +158,7 @@ def _refuse_dropped(session: Any, options: OrtOptions) -> None:
         if name not in running:
             raise ProviderUnavailableError(
                 provider=name,
-                reason="ONNX Runtime left it out of the session, for a reason that it logs only",
+                reason="ONNX Runtime left it out of the session; only its log shows why",
                 available=", ".join(running),
             )
 
@@ -184,7 +184,8 @@ def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
 
     def text() -> str:
         return (
-            f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, which {chosen} left to it."
+            f"ONNX Runtime runs {len(nodes)} nodes ({shown}) on its CPU provider, because {chosen} does not run "
+            "them."
         )
 
     settle(Fallback(chosen, ENGINE, f"left to the CPU provider: {shown}"), policy, refusal, text)

@@ -25,7 +25,7 @@ def _probe() -> Probe:
         return Probe(False, f"openvino {version} is older than {oldest}", _ADVICE)
     limit = next((name for name in _LIMITS if os.environ.get(name)), None)
     if limit is not None and _ends_the_process(os.environ[limit]):
-        reason = f"under {limit}={os.environ[limit]} OpenVINO ends the process on a CPU with AVX-512"
+        reason = f"with {limit}={os.environ[limit]}, OpenVINO ends the process on a CPU with AVX-512"
         return Probe(False, reason, f"unset {limit}, or set it to AVX512_CORE")
     return Probe(True, f"openvino {version}")
 

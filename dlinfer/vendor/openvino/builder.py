@@ -84,10 +84,10 @@ class Builder:
         self.call = Call.of(node)
         entry = lowering(node.target)
         if entry is None:
-            raise LoweringError(f"no lowering for {self.call.name}", node.name)
+            raise LoweringError(f"the engine has no lowering for {self.call.name}", node.name)
         if _without_elements(self.call.result):  # the plugin divides by such sizes
             if self.call.name.removeprefix("aten.").startswith(("scatter", "index_", "embedding")):
-                raise LoweringError("torch looks at indices of no elements too", node.name)
+                raise LoweringError("torch checks the indices even of a tensor without elements", node.name)
             self.values[node] = self.constant(
                 torch.empty([int(size) for size in self.result.shape], dtype=self.result.dtype)
             )
@@ -123,7 +123,7 @@ class Builder:
         if isinstance(value, Rows):
             if value.full is None:
                 self.notes.append(
-                    f"{node.name} is copied at each call: other ops than attention read it whole"
+                    f"{node.name} is copied at each call: ops other than attention read all of it"
                 )
             return value.whole()
         return value
@@ -140,10 +140,12 @@ class Builder:
         if not isinstance(output, Output) or not isinstance(value, Tensor):  # a size, or a written input
             return output
         if output.get_element_type() != dtypes.type_of(value.dtype):
-            raise LoweringError(f"it became {output.get_element_type().get_type_name()}", node.name)
+            raise LoweringError(
+                f"OpenVINO changes its dtype to {output.get_element_type().get_type_name()}", node.name
+            )
         rank = output.get_partial_shape().rank
         if rank.is_static and rank.get_length() != value.dim():
-            raise LoweringError(f"its rank became {rank.get_length()}", node.name)
+            raise LoweringError(f"OpenVINO changes its rank to {rank.get_length()}", node.name)
         if output.get_node().get_friendly_name().split("_")[0] == output.get_node().get_type_name():
             output.get_node().set_friendly_name(node.name)
         return output
@@ -215,7 +217,7 @@ class Builder:
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
             op.logical_not(inside).output(0),
-            f"a float of {KEPT.cast} or more, or NaN, becomes a 64-bit integer",
+            f"it casts NaN, or a float of {KEPT.cast} or more, to a 64-bit integer",
         )
 
     def fault(self, condition: Output, reason: str) -> None:
@@ -292,7 +294,7 @@ class Builder:
         return op.reshape(x, self.numbers(sizes), False).output(0)
 
 
-_TOO_LARGE = "a 64-bit constant beyond 32 bits, which OpenVINO does not keep"
+_TOO_LARGE = "a 64-bit constant needs more than 32 bits, but OpenVINO keeps only 32"
 
 
 def _without_elements(result: Any) -> bool:

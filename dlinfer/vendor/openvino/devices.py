@@ -36,7 +36,10 @@ def check_process() -> None:
         raise UnsupportedFeatureError(
             feature="a process that was forked after OpenVINO was loaded",
             where="OpenVINO, whose threads stayed in the parent",
-            advice="start it by multiprocessing's 'spawn' or 'forkserver', or fork before anything is compiled.",
+            advice=(
+                "start the process with multiprocessing's 'spawn' or 'forkserver', or fork before the first "
+                "compilation."
+            ),
         )
 
 

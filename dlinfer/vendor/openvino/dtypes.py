@@ -35,8 +35,8 @@ _BITS = {torch.bfloat16: torch.int16}
 def refusal(dtype: torch.dtype) -> str | None:
     """Return why OpenVINO cannot take tensors of a dtype; None if it can."""
     if dtype is torch.float64:
-        return "float64, which OpenVINO's plugins compute in float32"
-    return None if dtype in _TYPES else f"dtype {str(dtype).removeprefix('torch.')}"
+        return "it uses float64, which OpenVINO's plugins compute in float32"
+    return None if dtype in _TYPES else f"it uses dtype {str(dtype).removeprefix('torch.')}"
 
 
 def type_of(dtype: torch.dtype) -> ov.Type:

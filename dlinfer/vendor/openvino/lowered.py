@@ -82,9 +82,9 @@ class OpenVINOLowered(Lowered):
         if node is None:
             return compiled
         del compiled  # it holds reordered weights
-        lost = f"OpenVINO would round the float32 of {node} to 16 bits, as it computes what is beside it"
+        lost = f"OpenVINO would round the float32 values of {node} to 16 bits, like those of its neighbours"
         if self.template.cache not in ("", "f32"):
-            raise RefusedError(f"{lost}, and its KV cache is not float32")
+            raise RefusedError(f"{lost}, and the KV cache is not float32")
         note = f"{lost}: the whole region is computed in float32"
         if note not in self.notes:  # a changed weight compiles the model again
             self.notes.append(note)
@@ -94,7 +94,7 @@ class OpenVINOLowered(Lowered):
         try:
             return core().compile_model(model, self._options.device, hints)
         except RuntimeError as cause:  # the only class that OpenVINO raises
-            raise RefusedError(f"OpenVINO does not compile it: {_message(cause)}") from cause
+            raise RefusedError(f"OpenVINO cannot compile the region: {_message(cause)}") from cause
 
     def _rounded(self, compiled: ov.CompiledModel) -> str | None:
         """Return a float32 node that the CPU plugin rounds to 16 bits against the options; None if there is none."""
@@ -106,7 +106,7 @@ class OpenVINOLowered(Lowered):
         """Raise RefusedError for attention over no keys, and for a non-contiguous KV cache: it would be copied."""
         self._check_empty(inputs)
         if not all(inputs[index].is_contiguous() for index in self._kept):
-            raise RefusedError("a KV cache that is not contiguous")
+            raise RefusedError("a KV cache is not contiguous")
 
     def _check_numbers(self, inputs: Sequence[Any], held: Mapping[int, Interval]) -> None:
         """Raise RefusedError for integers of more than 32 bits, WrongInputError for an index out of range.
@@ -121,7 +121,7 @@ class OpenVINOLowered(Lowered):
 
         for index in self._int64:
             if not KEPT.holds(interval(index)):
-                raise RefusedError("integers beyond 32 bits, which OpenVINO does not keep")
+                raise RefusedError("an input has integers of more than 32 bits, which OpenVINO does not keep")
         if self._limits:
             (sizes,) = self._limit_sizes(inputs)
             for (index, negative), size in zip(self._limits, sizes, strict=True):

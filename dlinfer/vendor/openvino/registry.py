@@ -129,7 +129,7 @@ def lowering(target: Any) -> Lowering | None:
 def refusal(call: Call) -> str | None:
     entry = _table.get(call.target)
     if entry is None:
-        return f"no lowering for {call.name}"
+        return f"the engine has no lowering for {call.name}"
     for value in pytree.tree_leaves((list(map(call.fake, call.arguments)), call.result)):
         if isinstance(value, Tensor) and (reason := dtypes.refusal(value.dtype)) is not None:
             return reason

@@ -162,7 +162,7 @@ def _cache(results: Sequence[Result]) -> str:
         if result.kind == "kept"
     }
     if len(kinds) > 1:
-        raise LoweringError(f"KV caches of several dtypes ({', '.join(sorted(kinds))})")
+        raise LoweringError(f"the KV caches have several dtypes ({', '.join(sorted(kinds))})")
     return kinds.pop() if kinds else ""
 
 

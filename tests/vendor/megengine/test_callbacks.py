@@ -61,7 +61,7 @@ def test_a_callback_that_runs_its_own_network_or_waits_for_it_is_told(layer, rng
     """It would wait for itself, or call itself for ever."""
     network, fault = loaded(layer, config=with_options(var_sanity_check_first_run=0)), [True]
     getattr(network, kind)(lambda *ios: getattr(network, call)() if fault[0] else 0)
-    with pytest.raises(LiteCallbackError, match=f"{call}: one of the network's own callbacks"):
+    with pytest.raises(LiteCallbackError, match=f"{call}: a callback of the network"):
         run(network, np.ones((4, 8), "float32"))
     fault[0] = False
     check(network, rng)
@@ -90,10 +90,10 @@ def test_there_is_no_profile_of_asynchronous_runs(layer, tmp_path):
     """The library writes it after the callback has told of the end, and the network's end would wait for ever."""
     profiled, asynchronous = loaded(layer), loaded(layer)
     profiled.enable_profile_performance(tmp_path / "profile.json")
-    with pytest.raises(LiteError, match="only runs that wait"):
+    with pytest.raises(LiteError, match="only runs that end with wait"):
         profiled.async_with_callback(lambda: 0)
     asynchronous.async_with_callback(lambda: 0)
-    with pytest.raises(LiteError, match="only runs that wait"):
+    with pytest.raises(LiteError, match="only runs that end with wait"):
         asynchronous.enable_profile_performance(tmp_path / "profile.json")
 
 

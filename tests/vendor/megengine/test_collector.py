@@ -48,7 +48,7 @@ def test_collect_id_in_any_order():
     assert firsts(batch) == [1, 2, 3, 4]
     tensor = LiteTensor(LiteLayout([2, 3], "int32"))
     tensor.set_data_by_copy(sample(9))
-    with pytest.warns(UserWarning, match="batch 2 was collected"):
+    with pytest.warns(UserWarning, match="batch 2 was not freed"):
         batch.collect_id(tensor, 2)
     assert firsts(batch) == [1, 2, 9, 4]
     with pytest.raises(LiteArgumentError, match="0 to 3"):
@@ -83,7 +83,7 @@ def test_free():
     assert [batch.collect(sample(9)) for _ in range(3)] == [0, 1, 3]
     assert firsts(batch) == [9, 9, 2, 9]
     batch.free([1])
-    with pytest.warns(UserWarning, match="batch 1 is free already"):
+    with pytest.warns(UserWarning, match="batch 1 is already free"):
         batch.free([1])
     with pytest.raises(LiteArgumentError, match="0 to 3"):
         batch.free([4])

@@ -271,7 +271,7 @@ class Plain(nn.Module):
         (lambda x: (x + 1).sum() * 2, torch.ones(4, 4), "dimensions"),
         (lambda x: (x * 2).add_(1).mul_(x), torch.ones(2, 0), "without elements"),
         (lambda x: (x + torch.rand_like(x)) * 2, torch.ones(4, 4), "random generator"),
-        (lambda x: (x + 1) ** 3, torch.ones(4, 4), "power of 3"),
+        (lambda x: (x + 1) ** 3, torch.ones(4, 4), "exponent is 3"),
     ],
 )
 def test_nodes_are_refused_with_their_reason(function, data, why):

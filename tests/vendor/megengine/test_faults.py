@@ -31,19 +31,19 @@ def test_a_network_loads_once(layer, held, rng):
     """The library would keep the first model, or what it had read of a damaged one, and say nothing."""
     network = loaded(layer)
     for again in (lambda: network.load(held), lambda: network.share_weights_with(loaded(held))):
-        with pytest.raises(LiteError, match="make another LiteNetwork"):
+        with pytest.raises(LiteError, match="create another LiteNetwork"):
             again()
     check(network, rng)
     sharing = LiteNetwork()
     sharing.share_weights_with(network)
     for again in (lambda: sharing.load(held), lambda: sharing.share_weights_with(network)):
-        with pytest.raises(LiteError, match="make another LiteNetwork"):
+        with pytest.raises(LiteError, match="create another LiteNetwork"):
             again()
     check(sharing, rng)
     network = LiteNetwork()
     with pytest.raises(LiteModelError):
         network.load(layer.read_bytes()[:-20])
-    with pytest.raises(LiteError, match="make another LiteNetwork"):
+    with pytest.raises(LiteError, match="create another LiteNetwork"):
         network.load(layer)
 
 

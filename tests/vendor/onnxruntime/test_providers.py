@@ -55,7 +55,7 @@ def test_nodes_left_to_the_cpu_are_refused_by_count_and_kind(weights):
 
 @pytest.mark.usefixtures("azure")
 def test_the_policy_may_let_them_pass_counted_and_said_once():
-    with pytest.warns(fallback.FallbackWarning, match=f"which {AZURE} left to it"):
+    with pytest.warns(fallback.FallbackWarning, match=f"because {AZURE} does not run them"):
         result = compiled(function, VALUE, providers=[AZURE], fallback="warn", weights="shared")
     as_in_eager(result.run, function, VALUE)
     (kind,) = fallback.counts()

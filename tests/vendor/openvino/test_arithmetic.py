@@ -185,7 +185,7 @@ def test_powers():
 REFUSED = {
     "float64": (lambda a: a.double() * 2, "float64"),
     "complex": (lambda a: torch.view_as_complex(a.reshape(-1, 2)) * 2, "complex64"),
-    "a power of whole numbers": (lambda a: a.int() ** 7, "computes in float32"),
+    "a power of integers": (lambda a: a.int() ** 7, "computes in float32"),
     "no lowering": (torch.digamma, "no lowering for aten.digamma"),
     "random": (torch.rand_like, "random generator"),
 }

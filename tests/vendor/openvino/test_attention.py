@@ -134,7 +134,7 @@ def test_a_cache_of_unused_memory_is_a_fallback_that_is_counted():
     args = cached(1, 4, 2, 12, 3)
     compiled, _ = lowered(step, *args, fixed=FIXED)
     args[4][:, :, 3] = torch.nan
-    with pytest.raises(GraphFallbackError, match="old content of the KV cache where it is written"):
+    with pytest.raises(GraphFallbackError, match="old content of KV cache slots that the call writes"):
         compiled(*args)
 
 

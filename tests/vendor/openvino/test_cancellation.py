@@ -75,5 +75,7 @@ def test_products_by_zero_read_no_matrices():
     """torch takes what is added alone, even where a matrix holds NaN."""
     y, z, x = torch.full((2, 3), nan), torch.randn(3, 4), torch.randn(2, 4)
     _, report = lowered(lambda x, y, z: torch.addmm(x, y, z, alpha=0), x, y, z, fallback="allow")
-    assert [reason for _, reason in report.refusals()] == ["a product by 0, whose matrices must not be read"]
+    assert [reason for _, reason in report.refusals()] == [
+        "the factor of a product is 0, so its matrices must not be read"
+    ]
     same(lambda x, y, z: torch.addmm(x, y, z, beta=0, alpha=0.5), x * nan, y.nan_to_num(1.0), z)

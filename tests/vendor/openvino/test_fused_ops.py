@@ -12,7 +12,7 @@ from tests.vendor.openvino.lowering import close, lowered, same
 TAKEN = """rms_norm add_rms_norm apply_rotary_pos_emb apply_rotary_pos_emb_interleaved silu_and_mul silu_mul gelu_mul
 linear linears weight_quant_matmul moe_gating_topk_softmax fused_moe""".split()
 
-REFUSED = {("weight_quant_matmul", "a last group that is shorter"): "a last group of a packed weight"}
+REFUSED = {("weight_quant_matmul", "a last group that is shorter"): "the last group of the packed weight"}
 
 
 def samples(name, dtype):

@@ -134,4 +134,4 @@ def test_bools_and_whole_numbers():
 
 def test_masks_as_indices_are_refused():
     _, report = lowered(lambda a: a.index_put((a > 0,), torch.tensor(0.0)), x, fallback="allow")
-    assert [reason for _, reason in report.refusals()] == ["a mask as an index"]
+    assert [reason for _, reason in report.refusals()] == ["an index is a mask"]

@@ -309,7 +309,7 @@ def test_other_block_sizes_are_refused():
         numbers = (16, ends, lengths, 1, 1, HEADS, KV_HEADS)
         return ops.paged_prefill_attention(q, k, v, k_cache, v_cache, table, *numbers)
 
-    with pytest.raises(GraphFallbackError, match="blocks of 16 slots, where OpenVINO's attention takes 32"):
+    with pytest.raises(GraphFallbackError, match="blocks have 16 slots, but OpenVINO's attention takes 32"):
         lowered(blocks_of_16, *args)
 
 

@@ -57,7 +57,7 @@ def test_a_limit_under_which_openvino_ends_the_process(monkeypatch, variable, li
     probe = found(monkeypatch, "2026.4.1")
     assert probe.available == available
     if not available:
-        assert probe.reason == f"under {variable}={limit} OpenVINO ends the process on a CPU with AVX-512"
+        assert probe.reason == f"with {variable}={limit}, OpenVINO ends the process on a CPU with AVX-512"
         assert probe.next_step == f"unset {variable}, or set it to AVX512_CORE"
 
 

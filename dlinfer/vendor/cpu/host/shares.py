@@ -103,7 +103,7 @@ def _prefer_memory_of(node: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(number, _PREFERRED, mask, len(mask) * bits + 1):  # the kernel reads one bit less
         reason = os.strerror(ctypes.get_errno())
-        logger.debug("memory comes from any NUMA node, as set_mempolicy failed: %s", reason)
+        logger.debug("memory comes from any NUMA node, because set_mempolicy failed: %s", reason)
 
 
 class MemoryShare:

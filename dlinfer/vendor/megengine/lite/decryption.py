@@ -98,11 +98,11 @@ def damage(decryption_name: str, data: memoryview) -> str | None:
     if decryption_name == "AES_default":
         body = len(data) - 24
         if body < 16 or body % 16:
-            return f"{decryption_name} does not write {len(data)} bytes"
+            return f"it has {len(data)} bytes, which {decryption_name} never writes"
         if int.from_bytes(data[-8:], "big") > body:
-            return "its size does not fit the file"
+            return "the model's size does not match the file"
     elif decryption_name in BUILT_IN_KEYS and (len(data) < 16 or len(data) % 8):
-        return f"{decryption_name} does not write {len(data)} bytes"
+        return f"it has {len(data)} bytes, which {decryption_name} never writes"
     return None
 
 

@@ -19,7 +19,7 @@ from dlinfer.vendor.megengine.lite.network_settings import ASYNCHRONOUS_PROFILE,
 from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
-_LOADS_ONCE = "a network gets a model once, by load or share_weights_with; make another LiteNetwork"
+_LOADS_ONCE = "a network gets a model only once, by load or share_weights_with; create another LiteNetwork"
 """Why a network takes no second model: the library would load the first one again, and replace its tensors."""
 
 _PATIENCE = 10.0
@@ -102,10 +102,12 @@ class LiteNetwork(NetworkSettings):
         callback raised."""
         self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
-            detail = "the library calls no callback when outputs are not copied (options force_output_...)"
+            detail = (
+                "the library does not call the callback if outputs are not copied (options force_output_...)"
+            )
             raise LiteError(call="forward", detail=detail)
         if self._asynchronous and not self._idle.is_set():
-            raise LiteError(call="forward", detail="the last run has not ended; wait() for it")
+            raise LiteError(call="forward", detail="the last run has not ended; call wait() first")
         self._callbacks.raise_failure()
         self._group.begin(self._number, "forward")
         if self._asynchronous:
@@ -138,7 +140,7 @@ class LiteNetwork(NetworkSettings):
 
     def _refuse_inside(self, call: str) -> None:
         if inside_callback(self._callbacks.mark):
-            raise LiteError(call=call, detail="one of the network's own callbacks called it, during the run")
+            raise LiteError(call=call, detail="a callback of the network called it during the run")
 
     def _end(self) -> None:
         self._group.end(self._number)

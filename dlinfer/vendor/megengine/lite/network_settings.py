@@ -17,7 +17,8 @@ _UNRECORDED, _GRAPH_FREED = 0, 2
 
 
 ASYNCHRONOUS_PROFILE = (
-    "only runs that wait() ends have profiles; async_with_callback's callback comes before they are written"
+    "only runs that end with wait() have profiles; async_with_callback's callback comes before a "
+    "profile is written"
 )
 
 
@@ -33,7 +34,7 @@ class NetworkSettings:
     def _with_graph(self, call: str) -> ctypes.c_void_p:
         """Return the handle, for a call that reads the graph. Raises LiteError if the first run has freed the graph."""
         if self._started and self._record_level == _GRAPH_FREED:
-            detail = "comp_node_seq_record_level=2 freed the graph at the first run; call it before"
+            detail = "comp_node_seq_record_level=2 freed the graph at the first run; make this call before"
             raise LiteError(call=call, detail=detail)
         return self._handle
 
@@ -90,7 +91,7 @@ class NetworkSettings:
         raises it if runs are asynchronous: the library would hang."""
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
-            detail = "runs that are recorded (comp_node_seq_record_level) have no profile"
+            detail = "recorded runs (comp_node_seq_record_level) have no profile"
             raise LiteError(call=call, detail=detail)
         if self._asynchronous:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)

@@ -92,7 +92,7 @@ class LiteTensor:
     def _set_layout(self, call: str, layout: LiteLayout) -> None:
         now = self.layout
         if self._fixed_type and now.data_type != layout.data_type:
-            expected = f"{np.dtype(now.dtype)}, which the model takes"
+            expected = f"{np.dtype(now.dtype)}, the model's dtype"
             raise wrong(call, "dtype", expected, np.dtype(layout.dtype))
         library().call("set_tensor_layout", self._handle, copied(layout), said=call)
         self.update()
@@ -154,7 +154,7 @@ class LiteTensor:
         every = [1] * len(first) if step is None else _numbers("slice", "step", step)
         sizes = self.layout.shapes
         if not len(first) == len(last) == len(every) <= len(sizes):
-            expected = f"equally many numbers, at most {len(sizes)}"
+            expected = f"sequences of equal length, at most {len(sizes)}"
             raise wrong("slice", "start, end, step", expected, (start, end, step))
         for axis, (low, high, jump) in enumerate(zip(first, last, every, strict=True)):
             if not (0 <= low < high <= sizes[axis] and jump >= 1):

@@ -57,7 +57,7 @@ class TensorBatchCollector:
             if not taken:
                 self._free.remove(batch_id)
         if taken:
-            warnings.warn(f"batch {batch_id} was collected and not freed; it is overwritten", stacklevel=2)
+            warnings.warn(f"batch {batch_id} was not freed; its sample is overwritten", stacklevel=2)
         self._copy(array, batch_id)
 
     def collect(self, array: np.ndarray | LiteTensor) -> int:
@@ -82,7 +82,7 @@ class TensorBatchCollector:
             again = [place for place in places if place in self._free]
             self._free.extend(place for place in dict.fromkeys(places) if place not in self._free)
         for place in again:
-            warnings.warn(f"batch {place} is free already", stacklevel=2)
+            warnings.warn(f"batch {place} is already free", stacklevel=2)
 
     def get(self) -> LiteTensor:
         return self._tensor
@@ -97,7 +97,7 @@ class TensorBatchCollector:
         with self._lock:
             place = self._free.pop(0) if self._free else -1
         if place < 0:
-            warnings.warn("all places are taken; free() some first", stacklevel=3)
+            warnings.warn("all places are taken; free() one first", stacklevel=3)
         else:
             self._copy(array, place)
         return place

@@ -58,7 +58,7 @@ def _stand_in(writer: NodeList, parent: fx.Node) -> Any:
     several = isinstance(result, (list, tuple))
     for index, tensor in enumerate(result if several else [result]):
         if not isinstance(tensor, Tensor):
-            raise UntranslatableError("an operand that is no tensor")
+            raise UntranslatableError("an operand is not a tensor")
         value = Value(f"{parent.name}_{index}", tuple(tensor.shape), tensor.dtype)
         if parent.op in ("placeholder", "get_attr"):
             writer.inputs.append((value.name, value.shape, ""))

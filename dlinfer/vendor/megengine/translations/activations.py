@@ -30,7 +30,7 @@ def _gelu(writer: NodeList, result: Tensor, self: Value, approximate: str = "non
 @translation(aten.softmax.int, aten._softmax.default)
 def _softmax(writer: NodeList, result: Tensor, self: Value, dim: int, **rest: Any) -> Value:
     if rest.get("dtype") not in (None, torch.float32):
-        raise UntranslatableError("a softmax in another dtype")
+        raise UntranslatableError("the softmax returns another dtype")
     return writer.op("softmax", self, like=result, axis=dim % len(self.shape))
 
 

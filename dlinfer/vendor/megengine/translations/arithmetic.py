@@ -61,7 +61,7 @@ def _pow(writer: NodeList, result: Tensor, self: Value, exponent: float) -> Valu
     if exponent in (0.5, -0.5):
         root = writer.op("sqrt", self, like=result)
         return root if exponent > 0 else writer.op("div", 1.0, root, like=result)
-    raise UntranslatableError(f"a power of {exponent}: MegEngine's result differs for negative numbers")
+    raise UntranslatableError(f"the exponent is {exponent}: MegEngine's result differs for negative numbers")
 
 
 @translation(aten.clamp.default)
@@ -78,7 +78,9 @@ def _clamp(
 def _masked_fill(writer: NodeList, result: Tensor, self: Value, mask: Value, value: float) -> Value:
     float32(self)
     if not math.isfinite(value):
-        raise UntranslatableError(f"{value} as a number: JSON lacks it, and MegEngine's softmax of it is NaN")
+        raise UntranslatableError(
+            f"the fill value is {value}: JSON lacks it, and MegEngine's softmax of it is NaN"
+        )
     return _where(writer, result, mask, full(writer, result, value), self)
 
 

@@ -34,7 +34,7 @@ def _attention(
 ) -> Value:
     float32(query, key, value)
     if dropout_p or len(query.shape) < 3:
-        raise UntranslatableError("attention with dropout, or of single matrices")
+        raise UntranslatableError("the attention has dropout, or its inputs are matrices")
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         key, value = (_repeated(writer, heads, query.shape[-3]) for heads in (key, value))
     batch, long, wide = query.shape[:-2], query.shape[-2], key.shape[-2]

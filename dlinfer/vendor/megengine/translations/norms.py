@@ -17,7 +17,7 @@ def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepd
     if not keepdim:
         shape = [size for axis, size in enumerate(value.shape) if axis not in axes]
     if not shape:
-        raise UntranslatableError("a result without dimensions, which MegEngine Lite lacks")
+        raise UntranslatableError("the result has no dimensions, which MegEngine Lite does not support")
     return writer.op("reduce", value, like=shape, how=kind, axes=axes, keepdims=keepdim)
 
 
@@ -26,7 +26,7 @@ def _reduction(kind: str) -> Translation:
         writer: NodeList, result: Tensor, self: Value, dim: Any, keepdim: bool, dtype: Any = None
     ) -> Value:
         if dtype not in (None, torch.float32):
-            raise UntranslatableError("a reduction in another dtype")
+            raise UntranslatableError("the reduction returns another dtype")
         return reduce(writer, kind, self, dim or range(len(self.shape)), keepdim)
 
     return write

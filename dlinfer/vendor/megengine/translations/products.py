@@ -15,7 +15,7 @@ def _linear(
     writer: NodeList, result: Tensor, input: Value, weight: Value, bias: Value | None = None
 ) -> Value:
     if len(weight.shape) != 2:
-        raise UntranslatableError("a weight that is no matrix")
+        raise UntranslatableError("the weight is not a matrix")
     rows = math.prod(input.shape[:-1])
     flat = reshaped(writer, input, (rows, input.shape[-1]))
     output = writer.op("matmul", flat, weight, like=(rows, weight.shape[0]), transpose_b=True)
@@ -46,7 +46,7 @@ def _matmul(writer: NodeList, result: Tensor, **arguments: Value) -> Value:
     left, right = arguments["self"], arguments.get("other", arguments.get("mat2"))
     assert right is not None
     if len(left.shape) < 2 or len(right.shape) < 2:
-        raise UntranslatableError("a product with a vector")
+        raise UntranslatableError("an operand of the product is a vector")
     return product(writer, left, right, tuple(result.shape))
 
 
@@ -72,7 +72,7 @@ def _addmm(
     writer: NodeList, result: Tensor, self: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1
 ) -> Value:
     if (beta, alpha) != (1, 1):
-        raise UntranslatableError("addmm with factors")
+        raise UntranslatableError("addmm has factors")
     return writer.op("add", writer.op("matmul", mat1, mat2, like=result), self, like=result)
 
 
@@ -89,7 +89,7 @@ def _conv2d(
     groups: int = 1,
 ) -> Value:
     if len(input.shape) != 4 or groups != 1:
-        raise UntranslatableError("a convolution in groups, or of a single image")
+        raise UntranslatableError("the convolution has groups, or its input is not 4-d")
 
     def pair(value: Sequence[int]) -> list[int]:
         return list(value) * (2 if len(value) == 1 else 1)
@@ -105,7 +105,7 @@ def _conv2d(
 def _embedding(writer: NodeList, result: Tensor, weight: Value, indices: Value, **_: Any) -> Value:
     float32(weight)
     if not any(indices.name == name for name, _, _ in writer.inputs):
-        raise UntranslatableError("an embedding with computed indices, whose range nothing checks")
+        raise UntranslatableError("the embedding's indices are computed, so nothing checks their range")
     rows = writer.indices.get(indices.name, weight.shape[0])
     writer.indices[indices.name] = min(rows, weight.shape[0])
     return writer.op("rows", weight, indices, like=result)

@@ -53,7 +53,7 @@ def float32(*values: Any) -> None:
 def truth(writer: NodeList, value: Value) -> Value:
     """Return a condition as a bool of MegEngine. An input of bool arrives as bytes, which are compared with 0."""
     if value.dtype != torch.bool:
-        raise UntranslatableError("a condition that is not bool")
+        raise UntranslatableError("a condition is not bool")
     if any(value.name == name for name, _, _ in writer.inputs):
         return writer.op("not_equal", value, 0, like=value, dtype=torch.bool)
     return value

@@ -78,11 +78,11 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
 def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
     """Write a clamp between two numbers. Clip with one bound would turn infinity into the largest finite number."""
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
-        raise Untranslated("a bound that is known at run time only")
+        raise Untranslated("a bound is known only at run time")
     if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
-        raise Untranslated("whole numbers between floats")
+        raise Untranslated("it clamps integers between floats")
     if any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max)):
-        raise Untranslated("a bound that is NaN")
+        raise Untranslated("a bound is NaN")
 
     def constant(bound: Any) -> Any:
         if bound is None:

@@ -31,12 +31,12 @@ def refusal(node: fx.Node) -> str | None:
     call = arguments(node)
     parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):
-        return "a packed weight that is computed, or given at each call"
+        return "the packed weight is computed, or passed at each call"
     sizes = [size for part in parts for size in fake(part).shape]
     if any(not fixed_size(size) for size in sizes):
-        return "a packed weight of a size that varies, or without elements"
+        return "the packed weight has a size that is not fixed, or is without elements"
     if _block(call) is None:
-        return f"groups of {call['group_size']} in a packed weight: no multiple of 16"
+        return f"the group size {call['group_size']} of the packed weight is not a multiple of 16"
     return None
 
 

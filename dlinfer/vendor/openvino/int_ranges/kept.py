@@ -44,7 +44,7 @@ class Kept:
 
     def reason(self, name: str) -> str:
         """Return why the engine cannot run a call of the op ``name``, whose integers may leave the limits."""
-        return f"{name} may give whole numbers beyond {self.bits} bits, which {self.engine} does not keep"
+        return f"{name} may return integers of more than {self.bits} bits, which {self.engine} does not keep"
 
 
 def range_of(tensor: Tensor) -> Interval:

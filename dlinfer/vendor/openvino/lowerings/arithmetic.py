@@ -77,7 +77,7 @@ def _exact(call: Call) -> str | None:
     whole = not call.result.is_floating_point()
     if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
         return None
-    return "a remainder of floats by other numbers than fixed powers of two: OpenVINO rounds the quotient"
+    return "the divisor of a float remainder is not a fixed power of two: OpenVINO rounds the quotient"
 
 
 def _exact_mode(call: Call) -> str | None:
@@ -100,7 +100,7 @@ def _divisor(b: Builder, y: Any, kind: ov.Type) -> Any:
     """Return a divisor of integers. If it is 0 in a call, torch runs that call, and raises."""
     if isinstance(y, Output) or not y:
         y = b.cast(y, kind)
-        b.fault(op.equal(y, b.scalar(0, kind)).output(0), "a whole number is divided by 0")
+        b.fault(op.equal(y, b.scalar(0, kind)).output(0), "an integer is divided by 0")
     return y
 
 
@@ -142,7 +142,7 @@ def _small_power_or_float(call: Call) -> str | None:
     exponent = call.fake("exponent")
     if isinstance(exponent, int) and 0 <= exponent <= 4:
         return None
-    return "a power of whole numbers, which OpenVINO computes in float32"
+    return "it raises integers to a power, which OpenVINO computes in float32"
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, refuses=_small_power_or_float)

@@ -33,17 +33,18 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 def _taken(call: Call) -> str | None:
     q, k = call.fake("query"), call.fake("key")
     if q.dim() < 2 or k.dim() != q.dim() or call.fake("value").dim() != q.dim():
-        return "queries, keys and values of different ranks"
+        return "queries, keys and values have different ranks"
     if call.arguments.get("dropout_p"):
         return "dropout"
     if fixed_size(q.shape[-1]) is None:
-        return "a head size that varies"
+        return "the head size is not fixed"
     if not q.is_floating_point():
-        return "attention of whole numbers"
+        return "the attention is over integers"
     groups, reason = _groups(call)
     if reason is None and not _alike(call, groups):
         return (
-            "keys or values that are repeated for the queries' heads or batch, which it gets wrong in 16 bits"
+            "keys or values are repeated for the queries' heads or batch, which OpenVINO gets wrong in "
+            "16 bits"
         )
     return reason
 
@@ -62,9 +63,9 @@ def _groups(call: Call) -> tuple[int, str | None]:
         return 1, None
     heads = [fixed_size(call.fake(name).shape[-3]) for name in ("query", "key", "value")]
     if None in heads or not heads[1]:
-        return 1, "grouped heads of varying number"
+        return 1, "the number of grouped heads is not fixed"
     if heads[1] != heads[2] or call.fake("query").dim() != 4:
-        return 1, "keys and values of different heads"
+        return 1, "keys and values have different numbers of heads"
     return int(heads[0] or 0) // heads[1], None
 
 
@@ -214,7 +215,7 @@ def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, sca
     stale = op.scatter_update(shares, k.index, nothing, last).output(0)
     remembered = product(stale, v.base)
     b.nan_fault(
-        remembered, "attention gave NaN, perhaps from old content of the KV cache where it is written"
+        remembered, "attention returned NaN, perhaps from old content of KV cache slots that the call writes"
     )
     return op.add(remembered, product(fresh, v.source)).output(0)
 
@@ -228,4 +229,4 @@ def _look_for_repeated(b: Builder, v: Rows) -> None:
         ordered, _ = sorted_first(b, v.index, b.size(v.index, 0), 0, False)
         steps = op.subtract(cut(b, ordered, 0, 1, FURTHEST), cut(b, ordered, 0, 0, -1))
         b.places[key] = op.equal(steps, b.scalar(0, I64)).output(0)
-        b.fault(b.places[key], "a place of the KV cache is written twice")
+        b.fault(b.places[key], "a slot of the KV cache is written twice")

@@ -23,12 +23,12 @@ def spread(value: Any, dims: int) -> list[int]:
 
 def _taken(call: Call) -> str | None:
     if not call.result.is_floating_point():
-        return "a convolution of whole numbers"
+        return "the convolution is over integers"
     weight = call.fake("weight")
     if any(fixed_size(size) is None for size in weight.shape):
-        return "a kernel of a size that varies"
+        return "the kernel size is not fixed"
     if call.fake("input").dim() != weight.dim():
-        return "an image without a batch"
+        return "the image has no batch dimension"
     return None
 
 

@@ -41,7 +41,7 @@ def _whole_step(call: Call) -> str | None:
         value = call.fake(name) if name in call.arguments else 0
         whole = isinstance(value, float) and value.is_integer()
         if isinstance(value, (float, torch.SymFloat)) and not whole:
-            return f"a range with the {name} {value}"
+            return f"the range has the {name} {value}"
     return None
 
 
@@ -59,7 +59,7 @@ def iota(b: Builder, end: Any, start: Any = 0, step: Any = 1) -> Output:
 
 _few = unless(
     lambda call: isinstance(call.fake("steps"), int) and call.fake("steps") > 0,
-    "a number of steps that is not known",
+    "the number of steps is not known",
 )
 
 
@@ -84,7 +84,7 @@ def eye(b: Builder, *, n: Any, m: Any = None) -> Output:
 
 
 _known_classes = unless(
-    lambda call: call.fake("num_classes") != -1, "a number of classes that only the data tells"
+    lambda call: call.fake("num_classes") != -1, "the number of classes depends on the data"
 )
 
 

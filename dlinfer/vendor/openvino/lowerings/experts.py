@@ -24,7 +24,7 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 
 def _known_experts(call: Call) -> str | None:
     known = fixed_size(call.fake("router_logits").shape[-1]) is not None
-    return None if known else "experts of varying number"
+    return None if known else "the number of experts is not fixed"
 
 
 @lowers(dlinfer.moe_gating_topk_softmax.default, refuses=_known_experts)
@@ -48,7 +48,11 @@ def gating(b: Builder, logits: Output, topk: int, groups: int) -> list[Output]:
 
 def _known_sizes(call: Call) -> str | None:
     sizes = (*call.fake("gate_up_weights").shape, *call.fake("down_weights").shape)
-    return None if all(fixed_size(size) is not None for size in sizes) else "weights of a size that varies"
+    return (
+        None
+        if all(fixed_size(size) is not None for size in sizes)
+        else "the size of the weights is not fixed"
+    )
 
 
 @lowers(dlinfer.fused_moe.default, refuses=_known_sizes)

@@ -17,7 +17,7 @@ dlinfer = torch.ops.dlinfer
 
 def _even_known(call: Call) -> str | None:
     name = "q" if "q" in call.arguments else "native_input"
-    return None if fixed_size(call.fake(name).shape[-1]) is not None else "a head size that varies"
+    return None if fixed_size(call.fake(name).shape[-1]) is not None else "the head size is not fixed"
 
 
 @lowers(dlinfer.apply_rotary_pos_emb.default, refuses=_even_known)

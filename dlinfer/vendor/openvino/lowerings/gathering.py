@@ -72,7 +72,7 @@ def no_masks(call: Call) -> str | None:
     """Return why a bool mask is refused: the number of elements that it selects depends on the data. None without."""
     for index in call.fake("indices"):
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
-            return "a mask as an index"
+            return "an index is a mask"
     return None
 
 
@@ -136,9 +136,9 @@ def _same_sizes(call: Call) -> str | None:
         return None
     mine, other = list(call.fake("self").shape), list(call.fake("indices").shape)
     if fixed_size(mine[dim]) == 0:
-        return "indices into a dimension of size 0"
+        return "an index selects from a dimension of size 0"
     mine[dim] = other[dim]
-    return None if list(map(str, mine)) == list(map(str, other)) else "an index that broadcasts"
+    return None if list(map(str, mine)) == list(map(str, other)) else "an index broadcasts"
 
 
 @lowers(aten.take_along_dim.default, refuses=_same_sizes)

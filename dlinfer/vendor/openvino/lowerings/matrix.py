@@ -17,7 +17,7 @@ aten, dlinfer = torch.ops.aten, torch.ops.dlinfer
 def floats(call: Call) -> str | None:
     """Return why a product of integers is refused, which would be rounded to float32; None for floats."""
     result = call.result[0] if isinstance(call.result, (list, tuple)) else call.result
-    return None if result.is_floating_point() else "a product of matrices of whole numbers"
+    return None if result.is_floating_point() else "it multiplies matrices of integers"
 
 
 def product(x: Output, y: Output, transpose_x: bool = False, transpose_y: bool = False) -> Output:
@@ -57,7 +57,7 @@ def inner(b: Builder, x: Output, y: Output) -> Output:
     if not rank(x) or not rank(y):
         return op.multiply(x, y).output(0)
     if rank(y) > 2:
-        raise ValueError("an inner product of tensors of three dimensions")
+        raise ValueError("it is an inner product of 3-d tensors")
     return linear(b, x, y)
 
 
@@ -70,7 +70,7 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
 def _counts(call: Call) -> str | None:
     """Return why alpha=0 is refused: torch then ignores NaN in the matrices. Only ``baddbmm`` is taken with it."""
     if call.arguments["alpha"] == 0 and call.target is not aten.baddbmm.default:
-        return "a product by 0, whose matrices must not be read"
+        return "the factor of a product is 0, so its matrices must not be read"
     return floats(call)
 
 
@@ -89,7 +89,9 @@ def addmm(b: Builder, x: Output, y: Output, z: Output, beta: Any = 1, alpha: Any
 
 
 def _plain_equation(call: Call) -> str | None:
-    return "an ellipsis in einsum" if "." in str(call.arguments["equation"]) else floats(call)
+    return (
+        "the equation of einsum has an ellipsis" if "." in str(call.arguments["equation"]) else floats(call)
+    )
 
 
 @lowers(aten.einsum.default, refuses=_plain_equation)

@@ -56,7 +56,7 @@ def _by_channel(b: Builder, x: Output, weight: Output | None, bias: Output | Non
 
 def _not_training(call: Call) -> str | None:
     training = call.arguments.get("training", call.arguments.get("use_input_stats", False))
-    return "statistics of the batch are updated" if training else None
+    return "the call updates statistics of the batch" if training else None
 
 
 @lowers(aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default, refuses=_not_training)
@@ -92,7 +92,7 @@ def group_norm(
 
 def _own_statistics(call: Call) -> str | None:
     own = call.arguments["use_input_stats"] and call.arguments["running_mean"] is None
-    return None if own else "running statistics"
+    return None if own else "the call uses running statistics"
 
 
 @lowers(aten.instance_norm.default, refuses=_own_statistics)

@@ -36,7 +36,7 @@ def _ordered(b: Builder, x: Output, number: Size, dim: int, largest: bool) -> li
     return [op.gather_elements(x, place, axis).output(0), place]
 
 
-_has_dims = unless(lambda call: call.fake("self").dim(), "a tensor of no dimensions")
+_has_dims = unless(lambda call: call.fake("self").dim(), "the tensor has no dimensions")
 
 
 @lowers(aten.topk.default, refuses=_has_dims)

@@ -22,11 +22,11 @@ dlinfer = torch.ops.dlinfer
 def _whole_groups(call: Call) -> str | None:
     sizes = [*call.fake("qweight").shape, *call.fake("scales").shape]
     if any(fixed_size(size) is None for size in sizes):
-        return "a packed weight of a size that varies"
+        return "the size of the packed weight is not fixed"
     if not all(fixed_size(size) for size in sizes):
-        return "a packed weight without elements: the CPU plugin would end the process"
+        return "the packed weight has no elements: the CPU plugin would end the process"
     size = call.arguments["group_size"]
-    return "a last group of a packed weight that is shorter" if size and int(sizes[0]) % size else None
+    return "the last group of the packed weight is shorter" if size and int(sizes[0]) % size else None
 
 
 @lowers(dlinfer.weight_quant_matmul.default, refuses=_whole_groups)

@@ -49,7 +49,7 @@ def _refusal(call: Call) -> str | None:
     if (reason := foreign_layout()) is not None:
         return reason
     if (block_size := example_number(call.fake("k_cache").shape[2])) != LAYOUT.block_size:
-        return f"blocks of {block_size} slots, where OpenVINO's attention takes {LAYOUT.block_size}"
+        return f"blocks have {block_size} slots, but OpenVINO's attention takes {LAYOUT.block_size}"
     if call.fake("k_cache").dtype is torch.bfloat16 and not has_bfloat16():
         return (
             "this CPU has no bfloat16: OpenVINO computes in float32, and the KV cache cannot stay in bfloat16"
@@ -57,7 +57,7 @@ def _refusal(call: Call) -> str | None:
     if any(call.is_node(name) for name in ("softmax_scale", "window_left", "logit_softcapping")):
         return "scale, window or soft cap are not fixed numbers"
     if call.arguments["logit_softcapping"]:
-        return "OpenVINO's attention has no soft cap on scores"
+        return "OpenVINO's attention does not support a soft cap on scores"
     return next(filter(None, (_settle(call.fake(name)) for name in ("q", "k_cache", "v_cache"))), None)
 
 
@@ -67,14 +67,16 @@ def foreign_layout() -> str | None:
     if vendor is not None and vendor.kv_cache_layout == LAYOUT:
         return None
     name = vendor.name if vendor is not None else "none"
-    return f"the KV cache is laid out for vendor {name!r}, and this engine needs that of vendor 'openvino'"
+    return (
+        f"the KV cache is laid out for vendor {name!r}, but this engine needs the layout of vendor 'openvino'"
+    )
 
 
 def _settle(x: Tensor) -> str | None:
     """Return why a size after the first is unknown, or None. Guards these sizes: the model is built for them."""
     for size in x.shape[1:]:
         if not example_number(size) or size != example_number(size):
-            return "heads, head sizes or block size are known at run time only"
+            return "heads, head sizes or block size are known only at run time"
     return None
 
 

@@ -22,8 +22,8 @@ def _taken(call: Call) -> str | None:
     The digit in the op's name is the number of the image's dimensions."""
     x = call.fake("self")
     if x.dim() != int(call.target._schema.name[-2]) + 2:
-        return "an image without a batch"
-    return None if x.is_floating_point() else "pooling of whole numbers"
+        return "the image has no batch dimension"
+    return None if x.is_floating_point() else "the pooling is over integers"
 
 
 def _windows(x: Output, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
@@ -65,7 +65,7 @@ def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
 
 
 def _own_divisor(call: Call) -> str | None:
-    return "a divisor of its own" if call.arguments.get("divisor_override") is not None else _taken(call)
+    return "it has a divisor_override" if call.arguments.get("divisor_override") is not None else _taken(call)
 
 
 @lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default, refuses=_own_divisor)
@@ -92,7 +92,7 @@ def avg_pool(
 
 def _known_output(call: Call) -> str | None:
     known = all(isinstance(size, int) for size in call.fake("output_size"))
-    return _taken(call) if known else "an output of a size that varies"
+    return _taken(call) if known else "the output size is not fixed"
 
 
 @lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, refuses=_known_output)

@@ -134,7 +134,7 @@ lowers(aten.all.default, aten.all.dim, aten.all.dims)(_any(False))
 
 
 _floats = unless(
-    lambda call: call.result.is_floating_point(), "a product of whole numbers, computed in float32"
+    lambda call: call.result.is_floating_point(), "it multiplies integers, which OpenVINO computes in float32"
 )
 
 
@@ -179,9 +179,7 @@ def _variance(root: bool, with_mean: bool) -> Build:
         statistics = [op.sqrt(variance).output(0) if root else variance, mean]
         if not with_mean:
             return _finished(b, statistics[0], axes, keepdim, b.kind)
-        b.fault(
-            op.is_inf(mean).output(0), "the mean beside a variance, which torch may have NaN for infinities"
-        )
+        b.fault(op.is_inf(mean).output(0), "the mean of a variance is infinite, where torch may return NaN")
         kind = dtypes.type_of(b.call.result[0].dtype)
         return [_finished(b, value, axes, keepdim, kind) for value in statistics]
 
@@ -208,7 +206,7 @@ def cumsum(b: Builder, x: Output, dim: int, dtype: Any = None) -> Output:
 
 def _known_norm(call: Call) -> str | None:
     order = call.fake("ord" if "ord" in call.arguments else "p")
-    return None if order in (None, 1, 2, "fro") else f"a norm of order {order}"
+    return None if order in (None, 1, 2, "fro") else f"the norm has order {order}"
 
 
 @lowers(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Scalar, refuses=_known_norm)

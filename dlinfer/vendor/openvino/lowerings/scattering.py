@@ -57,7 +57,7 @@ def index_copy(b: Builder, x: Output, dim: int, index: Output, source: Output) -
     return _placed(b, x, place, flat, source, b.call.fake("index").numel())
 
 
-_whole_step = unless(lambda call: isinstance(call.fake("step"), int), "a step that varies")
+_whole_step = unless(lambda call: isinstance(call.fake("step"), int), "the step is not fixed")
 
 
 @lowers(aten.slice_scatter.default, refuses=_whole_step)
@@ -144,8 +144,8 @@ _REDUCTIONS = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
 
 def _same_rank(call: Call) -> str | None:
     if call.fake("self").dtype is torch.bool and call.arguments.get("reduce"):
-        return "a reduction of bools"
-    return None if call.fake("self").dim() else "a tensor of no dimensions"
+        return "it reduces bools"
+    return None if call.fake("self").dim() else "the tensor has no dimensions"
 
 
 def _reduced(call: Call) -> str | None:
@@ -155,7 +155,7 @@ def _reduced(call: Call) -> str | None:
     arguments = call.arguments
     alone = not arguments.get("include_self", True) and arguments["reduce"] in ("amax", "amin")
     if alone and call.fake("self").is_floating_point():
-        return "an extreme of scattered floats that leaves self out"
+        return "it takes an extreme of scattered floats without self"
     return _same_rank(call)
 
 

@@ -80,7 +80,7 @@ _on_numbers(torch.sym_not, operator.not_, python=operator.not_)(lambda b, x: op.
 def _small_power(call: Call) -> str | None:
     small = isinstance(call.fake(1), int) and call.fake(1) > 0
     whole = isinstance(call.result, (int, torch.SymInt))
-    return None if small or not whole else "a power of sizes, which OpenVINO computes in 32 bits"
+    return None if small or not whole else "it raises sizes to a power, which OpenVINO computes in 32 bits"
 
 
 @_on_numbers(operator.pow, refuses=_small_power)
@@ -102,7 +102,7 @@ def _rounds(function: Any) -> Build:
 
 _of_whole = unless(
     lambda call: not isinstance(call.fake(0), torch.SymFloat),
-    "a size that is rounded from a float, which OpenVINO computes in 32 bits",
+    "it rounds a float to a size, which OpenVINO computes in 32 bits",
 )
 
 

@@ -56,7 +56,7 @@ def narrow(b: Builder, x: Output, dim: int, start: Any, length: Any) -> Output:
 
 
 _fixed_order = unless(
-    lambda call: isinstance(call.arguments["n"], int), "differences of an order that varies"
+    lambda call: isinstance(call.arguments["n"], int), "the order of the differences is not fixed"
 )
 
 
@@ -127,7 +127,7 @@ def _between(b: Builder, x: Output, dim: int, starts: Sequence[Output]) -> list[
 
 def _known_pad(call: Call) -> str | None:
     mode = call.arguments["mode"]
-    return None if mode in _MODES else f"padding of mode {mode}"
+    return None if mode in _MODES else f"it pads with mode {mode}"
 
 
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
@@ -162,7 +162,7 @@ lowers(aten.triu.default)(_triangle(False))
 
 _fixed_window = unless(
     lambda call: all(isinstance(call.fake(name), int) for name in ("size", "step")),
-    "windows of a size that varies",
+    "the size or step of the windows is not fixed",
 )
 
 

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 I64, F32 = ov.Type.i64, ov.Type.f32
 
 
-_floats = unless(lambda call: call.result.is_floating_point(), "an image of whole numbers")
+_floats = unless(lambda call: call.result.is_floating_point(), "the image has integers")
 
 
 def _resized(
@@ -54,7 +54,7 @@ def _target_sizes(b: Builder, x: Output, sizes: Any, factors: Any) -> tuple[list
 def _known_factors(call: Call) -> str | None:
     factors = call.fake("scale_factors")
     if factors is not None and not all(isinstance(factor, (int, float)) for factor in factors):
-        return "a factor that varies"
+        return "the factor is not fixed"
     return _floats(call)
 
 

@@ -46,8 +46,8 @@ def check_slots(
     token = int((expected != slots).nonzero()[0])
     raise _FILL.error(
         "kv_start_indices",
-        f"slot {int(expected[token])} for token {token}, the place behind its sequence's cached tokens "
-        "(the graph writes the cache and attends to it in one step)",
+        f"slot {int(expected[token])} for token {token}, the slot after its sequence's cached tokens (the graph "
+        "writes the cache and attends to it in one step)",
         int(slots[token]),
     )
 

@@ -142,7 +142,7 @@ def test_what_the_kernels_cannot_serve_is_lmdeploys_and_counted(monkeypatch):
         for limits, op in ((Limits(top_k=1), "largest_tokens"), (Limits(top_k=9), "drawn_tokens")):
             of = processor([limits] * 3)
             assert torch.equal(of.sampling(logits), original(of, logits.clone()))
-            assert counted()[op] == "logits are float64"
+            assert counted()[op] == "the logits have dtype float64"
     with settings.override(fallback="error"), pytest.raises(FallbackError, match="float64"):
         processor([Limits(top_k=9)] * 3).sampling(logits)
     fallback.reset()

@@ -41,7 +41,7 @@ def test_what_overflows_in_between_is_told_by_the_numbers_of_a_call(name: str):
         assert asked(ranges, small) is None
         reason = asked(ranges, large)
         assert reason is not None
-        assert "beyond 32 bits, which the engine does not keep" in reason
+        assert "more than 32 bits, which the engine does not keep" in reason
 
 
 def test_fewer_bits_are_kept_of_narrower_dtypes_too_and_what_is_as_narrow_wraps_around():

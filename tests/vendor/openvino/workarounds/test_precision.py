@@ -163,4 +163,4 @@ def test_the_report_says_what_costs_a_region_its_bfloat16():
     given = torch.randn(7, 16, dtype=torch.bfloat16), torch.randn(7, 16)
     compiled(*given)
     (region,) = report.regions
-    assert any("the float32 of matmul_1 to 16 bits" in note for note in region.notes)
+    assert any("the float32 values of matmul_1 to 16 bits" in note for note in region.notes)

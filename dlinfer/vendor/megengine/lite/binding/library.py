@@ -183,4 +183,4 @@ def explain(text: str) -> str:
     text = rest if extra and rest.strip() else text
     text = re.sub(r",? ?Error Code: -?\d+", "", text).strip()
     text = text.removeprefix("Error:").strip().rstrip(".").strip()
-    return " ".join(text.split())[:500] or "it gives no reason"
+    return " ".join(text.split())[:500] or "the library gives no reason"
