@@ -26,9 +26,13 @@ def _probe() -> Probe:
         return Probe(True, "Qualcomm Cloud AI SDK")
     reason = "no Qualcomm Cloud AI SDK: " + "; ".join(lacking)
     if importlib.util.find_spec("onnxruntime") is None:
-        return Probe(False, f"{reason}; and no onnxruntime to stand in", "pip install 'dlinfer[qaic]'")
+        return Probe(
+            False,
+            f"{reason}; and onnxruntime, which could replace it, is not installed",
+            "pip install 'dlinfer[qaic]'",
+        )
     # Available without the SDK: its Session and its engine can run on ONNX Runtime.
-    return Probe(True, f"{reason}; backend 'onnxruntime' only", sdk.ADVICE)
+    return Probe(True, f"{reason}; only backend 'onnxruntime' can run", sdk.ADVICE)
 
 
 def _engine(name: str) -> Any:
@@ -40,7 +44,7 @@ def _engine(name: str) -> Any:
 VENDOR = Vendor(
     name="qaic",
     device_type="cpu",
-    summary="Qualcomm Cloud AI cards; tensors and what stays outside a graph are the host's",
+    summary="Qualcomm Cloud AI cards; tensors and ops outside graphs stay on the host",
     probe=_probe,
     engines=("qaic",),
     load_engine=_engine,

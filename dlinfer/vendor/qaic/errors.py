@@ -28,14 +28,16 @@ class QaicCompileError(DlinferError, RuntimeError):
     """A compiler refused a model."""
 
     message = "{path!r} cannot be compiled: {detail}."
-    next_step = "check the model with onnx.checker and the options that the compiler got."
+    next_step = "check the model with onnx.checker, and check the compiler's options."
 
 
 class QaicInputError(DlinferError, ValueError):
     """The inputs of a run do not fit the model."""
 
     message = "qaic Session: input {name!r}: expected {expected}, given {given}."
-    next_step = "session.model_input_shape_dict() says what the model takes; nothing is converted silently."
+    next_step = (
+        "session.model_input_shape_dict() lists the expected shapes and dtypes; inputs are never converted."
+    )
 
 
 class QaicRunError(DlinferError, RuntimeError):
@@ -48,5 +50,5 @@ class QaicRunError(DlinferError, RuntimeError):
 class QaicMetricsError(DlinferError, RuntimeError):
     """Measurements were asked of a Session that does not take any."""
 
-    message = "{call} has nothing to show: the Session was made without {needed}."
-    next_step = "make the Session with that option."
+    message = "{call} has nothing to show: the Session was created without {needed}."
+    next_step = "create the Session with this option."

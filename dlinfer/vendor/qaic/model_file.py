@@ -27,7 +27,7 @@ def locate(model_path: Any) -> ModelFile:
     """
     if not isinstance(model_path, (str, Path)) or not str(model_path):
         raise QaicModelError(
-            path=model_path, detail="it is no path", advice="pass the path as a str or a Path"
+            path=model_path, detail="it is not a path", advice="pass the path as a str or a Path"
         )
     path = Path(model_path)
     if not path.exists() and glob.has_magic(str(model_path)):
@@ -89,16 +89,16 @@ def check_symbols(model: ModelFile, options: Mapping[str, Any]) -> None:
     unknown = sorted(set(defined or ()) - facts.symbols)
     if unknown:
         names = ", ".join(sorted(facts.symbols)) or "none"
-        expected = f"symbols of the model's inputs, which are: {names}; {unknown[0]!r} is none of them"
+        expected = f"symbols of the model's inputs ({names}); {unknown[0]!r} is not one of them"
         raise QaicOptionError(option="onnx_define_symbol", given=defined, expected=expected)
 
 
 def _only_match(pattern: str) -> Path:
     files = sorted(glob.glob(pattern))
     if len(files) != 1:
-        detail = f"the pattern fits {len(files)} files" + (f": {', '.join(files[:5])}" if files else "")
+        detail = f"the pattern matches {len(files)} files" + (f": {', '.join(files[:5])}" if files else "")
         raise QaicModelError(
-            path=pattern, detail=detail, advice="pass a pattern that fits one file, or its path"
+            path=pattern, detail=detail, advice="pass a pattern that matches one file, or the file's path"
         )
     return Path(files[0])
 
@@ -107,5 +107,7 @@ def _in_folder(folder: Path) -> Path:
     if (folder / QPC_NAME).is_file():
         return folder / QPC_NAME
     raise QaicModelError(
-        path=str(folder), detail=f"the folder holds no {QPC_NAME}", advice="pass the model's .onnx or its QPC"
+        path=str(folder),
+        detail=f"the folder contains no {QPC_NAME}",
+        advice="pass the model's .onnx or its QPC",
     )

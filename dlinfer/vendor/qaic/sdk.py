@@ -55,7 +55,8 @@ def package() -> Any:
         raise _unusable(f"the package qaic cannot be imported under Python {version} ({cause})") from cause
     if not callable(getattr(module, "Session", None)):
         raise _unusable(
-            f"the package qaic at {getattr(module, '__file__', None)} has no Session: it is another one"
+            f"the package qaic at {getattr(module, '__file__', None)} has no Session, so it is another "
+            "package"
         )
     return module
 

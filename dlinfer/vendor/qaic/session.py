@@ -124,7 +124,7 @@ class Session:
             or not isinstance(inf_time, (int, float))
             or not 0 < inf_time < float("inf")
         ):
-            raise QaicOptionError(option="inf_time", given=inf_time, expected="seconds above 0")
+            raise QaicOptionError(option="inf_time", given=inf_time, expected="a number of seconds above 0")
         if input_dict is not None:
             check_inputs(input_dict, self._inputs, self._backend.defaults)
         count = None if inf_time is not None else num_inferences or NUM_INFERENCES

@@ -68,7 +68,7 @@ def check_inputs(
     if not infos.keys() <= inputs.keys() <= known.keys():
         expected = f"the inputs {sorted(infos)}"
         if defaults:
-            expected += f", and of {sorted(defaults)} what is not to keep the model's own value"
+            expected += f", and optionally any of {sorted(defaults)}"
         raise QaicInputError(name="input_dict", expected=expected, given=sorted(map(str, inputs)))
     sizes: dict[str, int] = {}
     for name, array in inputs.items():
@@ -104,7 +104,9 @@ def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for name, info in infos.items():
         if info.shape is None:
-            expected = f"{_text(info)}: the model does not say which, so pass run_benchmark(input_dict=...)"
+            expected = (
+                f"{_text(info)}: the model does not declare the shape, so pass run_benchmark(input_dict=...)"
+            )
             raise QaicInputError(name=name, expected=expected, given="nothing")
         shape = tuple(size if isinstance(size, int) else 1 for size in info.shape)
         if np.issubdtype(info.dtype, np.floating):

@@ -21,7 +21,7 @@ class SophgoCallError(DlinferError, ValueError):
     """A call of the Sophgo runtime or of sail got a bad argument. Nothing has been changed."""
 
     message = "{call}: {detail}."
-    next_step = "docs/vendors/sophgo.md says what each call takes."
+    next_step = "docs/vendors/sophgo.md describes the calls and their arguments."
 
 
 class SophgoRuntimeError(DlinferError, RuntimeError):
@@ -58,7 +58,7 @@ class SophgoCompileError(DlinferError, RuntimeError):
     """Sophgo's compiler failed."""
 
     message = "Sophgo's compiler cannot compile {what} to {target}: {detail}. Its log: {log}."
-    next_step = "read the log; another quantize or chip, or a smaller net, may compile."
+    next_step = "read the log, or try another quantize, another chip or a smaller net."
 
 
 class SophgoLlmError(DlinferError, ValueError):

@@ -17,7 +17,7 @@ class TheEngine(OnnxEngine[EngineOptions]):
     name = f"{NAME}_graphs"
     options_type = EngineOptions
     device_type = NAME
-    refuses_writes = "it writes, and the evaluator's results are new arrays"
+    refuses_writes = "it writes into a tensor, but the evaluator only returns new arrays"
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
         if tensor.device.type == "cpu" and not tensor.is_floating_point():

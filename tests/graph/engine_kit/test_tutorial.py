@@ -77,7 +77,7 @@ def test_what_it_does_not_take_runs_by_torch_with_the_reason():
     torch.testing.assert_close(run(x, ours), model(x, theirs), rtol=1e-4, atol=1e-5)
     assert torch.equal(ours, theirs)
     reasons = {node.op: node.reason for node in last_report().placed("eager")}
-    assert reasons["aten.add_.Tensor"] == "it writes, and the evaluator's results are new arrays"
+    assert reasons["aten.add_.Tensor"] == "it writes into a tensor, but the evaluator only returns new arrays"
     assert "translation" in " ".join(reasons.values())
     assert "bfloat16, which numpy does not have" in reasons.values()
 

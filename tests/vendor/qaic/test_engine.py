@@ -199,10 +199,10 @@ def test_an_artifact_is_compiled_again_where_it_is_loaded(tmp_path):
     [
         (
             lambda x: (x.to(torch.bfloat16) * 2).float(),
-            "torch.bfloat16, which a Session's numpy arrays cannot be",
+            "torch.bfloat16, which a Session's numpy arrays cannot have",
         ),
         (lambda x: x + torch.rand_like(x), "it draws from torch's random generator"),
-        (lambda x: x.add_(1) * 2, "it writes, and a Session gives new arrays"),
+        (lambda x: x.add_(1) * 2, "it writes into a tensor, but a Session returns new arrays"),
         (lambda x: torch.linalg.svd(x)[1] + 1, "translation to ONNX"),
     ],
     ids=["bfloat16", "random", "write", "no translation"],
@@ -283,7 +283,7 @@ def test_a_model_of_fixed_sizes_is_compiled_for_the_card(stand_in):
 
 def test_sizes_that_change_are_no_qpcs(stand_in):
     model = perceptron()
-    with pytest.raises(GraphFallbackError, match="a QPC is compiled for fixed ones"):
+    with pytest.raises(GraphFallbackError, match="a QPC is compiled for fixed sizes"):
         compiled(model, dynamic=True, **CARD)(torch.randn(2, 8))
     data = torch.randn(2, 8)
     run = compiled(copy.deepcopy(model), dynamic=True, **but(CARD, fallback="allow"))

@@ -96,7 +96,7 @@ def test_a_compiler_that_leaves_nothing_is_an_error(linear, compiler, stand_in):
     compiler.write_text(
         "#!/bin/sh\nfor a in $@; do case $a in -aic-binary-dir=*) mkdir ${a#*=};; esac; done\n"
     )
-    with pytest.raises(QaicCompileError, match=r"ended well but wrote no programqpc\.bin"):
+    with pytest.raises(QaicCompileError, match=r"succeeded but wrote no programqpc\.bin"):
         Session(linear, onnx_define_symbol=BATCH)
 
 
@@ -154,9 +154,9 @@ def test_a_qpc_on_onnxruntime_is_refused(tmp_path):
 def test_a_pattern_that_fits_several_names_them(tmp_path):
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).touch()
-    with pytest.raises(QaicModelError, match=r"fits 2 files: .*a\.bin, .*b\.bin"):
+    with pytest.raises(QaicModelError, match=r"matches 2 files: .*a\.bin, .*b\.bin"):
         Session(tmp_path / "*.bin")
-    with pytest.raises(QaicModelError, match="fits 0 files"):
+    with pytest.raises(QaicModelError, match="matches 0 files"):
         Session(tmp_path / "none" / "*.bin")
 
 
@@ -165,7 +165,7 @@ def test_a_pattern_that_fits_several_names_them(tmp_path):
     [
         ("none.onnx", "there is no such file"),
         ("model.pt", r"neither \.onnx \(a model\) nor \.bin"),
-        ("folder", r"the folder holds no programqpc\.bin"),
+        ("folder", r"the folder contains no programqpc\.bin"),
     ],
 )
 def test_a_path_that_is_no_model_is_named(tmp_path, name, complaint):
@@ -178,7 +178,7 @@ def test_a_path_that_is_no_model_is_named(tmp_path, name, complaint):
 
 @pytest.mark.parametrize("path", [None, 3, "", b"m.onnx"])
 def test_no_path_at_all(path):
-    with pytest.raises(QaicModelError, match="it is no path"):
+    with pytest.raises(QaicModelError, match="it is not a path"):
         Session(path, backend="onnxruntime")
 
 
@@ -203,5 +203,5 @@ def test_a_broken_qpc_is_the_packages_to_refuse(tmp_path, stand_in):
 
 def test_a_package_of_the_same_name_is_told_apart(linear, stand_in, monkeypatch):
     monkeypatch.delattr(stand_in, "Session")
-    with pytest.raises(QaicUnavailableError, match="has no Session: it is another one"):
+    with pytest.raises(QaicUnavailableError, match="has no Session, so it is another package"):
         Session(linear)

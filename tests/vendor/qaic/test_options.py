@@ -197,7 +197,7 @@ def test_num_activation_is_taken_with_a_hint(linear):
     """The guide's text writes num_activation, its example num_activations."""
     session = Session(linear, backend="onnxruntime")
     with pytest.warns(
-        QaicOptionWarning, match="'num_activation' is taken as 'num_activations'; write that"
+        QaicOptionWarning, match="'num_activation' means 'num_activations'; use that name"
     ) as said:
         session.update_backend_options(num_activation=2)
     assert session.backend_options()["num_activations"] == 2

@@ -79,7 +79,7 @@ def test_every_type_that_numpy_has(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["BFLOAT16", "STRING"])
 def test_a_type_that_numpy_lacks_is_refused_by_name(tmp_path, kind):
     path = models.of_type(tmp_path / "m.onnx", TensorProto.DataType.Value(kind), [2])
-    with pytest.raises(QaicModelError, match=r"'data' is a tensor\(\w+\), which numpy has no type for"):
+    with pytest.raises(QaicModelError, match=r"'data' has the type tensor\(\w+\), which numpy does not have"):
         Session(path, backend="onnxruntime")
 
 

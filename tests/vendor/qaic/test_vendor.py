@@ -40,7 +40,7 @@ def test_the_probe_without_sdk_says_what_is_missing_and_what_runs(without_sdk):
     answer = VENDOR.probe()
     assert answer.available
     assert "the Python package qaic is not installed" in answer.reason
-    assert answer.reason.endswith("backend 'onnxruntime' only")
+    assert answer.reason.endswith("only backend 'onnxruntime' can run")
     assert answer.next_step == sdk.ADVICE
 
 
@@ -48,7 +48,8 @@ def test_the_probe_without_sdk_and_onnxruntime_says_no(plugins, without_sdk, mon
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert not VENDOR.probe().available
     with pytest.raises(
-        VendorUnavailableError, match=r"no onnxruntime to stand in.*pip install 'dlinfer\[qaic\]'"
+        VendorUnavailableError,
+        match=r"onnxruntime, which could replace it, is not installed.*pip install 'dlinfer\[qaic\]'",
     ):
         discovery.use("qaic")
 

@@ -208,7 +208,7 @@ def test_a_compiler_that_is_killed_or_writes_nothing_whole(toolchain, monkeypatc
     for code, said in (
         ("import os; os.kill(os.getpid(), 9)", "signal 9"),
         ("pass", "wrote no bmodel"),
-        (part, "wrote no whole bmodel"),
+        (part, "wrote an incomplete bmodel"),
     ):
         monkeypatch.setattr(
             compiler_process, "driver_command", lambda job, code=code: [sys.executable, "-c", code]

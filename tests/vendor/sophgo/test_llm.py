@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_loaded(tool
 def test_folders_that_cannot_be_compiled_are_refused(toolchain, model_folder, tmp_path):
     with pytest.raises(ModelFolderError, match=r"config\.json"):
         compile_folder(tmp_path / "none", tmp_path / "out.bmodel")
-    with pytest.raises(UnsupportedFeatureError, match="a sequence of 512 tokens with a model for 128"):
+    with pytest.raises(UnsupportedFeatureError, match="a sequence of 512 tokens with a model of at most 128"):
         compile_folder(model_folder("llama"), tmp_path / "out.bmodel")
     assert not (tmp_path / "out.bmodel").exists()
 

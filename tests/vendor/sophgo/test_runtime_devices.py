@@ -124,6 +124,6 @@ def test_a_device_of_a_dead_worker_is_opened_anew(workers):
 
 @pytest.mark.parametrize("number", [-1, 256, True, "0", 0.0, None])
 def test_what_is_no_number_of_a_device_is_refused(workers, number):
-    with pytest.raises(SophgoCallError, match="not a number of a device"):
+    with pytest.raises(SophgoCallError, match="not a device number"):
         device.open_device(number)
     assert workers[1] == []

@@ -173,7 +173,7 @@ ABOUT_A_TENSOR = [
 
 @pytest.mark.parametrize("call", ABOUT_A_GRAPH)
 def test_a_graph_that_is_not_there(llm, call):
-    with pytest.raises(SophgoCallError, match="no graph 'none'; there are mlp, head"):
+    with pytest.raises(SophgoCallError, match="no graph 'none'; the graphs are mlp, head"):
         getattr(llm, call)("none")
 
 

@@ -60,14 +60,14 @@ def test_in_strides_between_devices_and_within_one_tensor(one):
 @pytest.mark.parametrize(
     ("numbers", "match"),
     [
-        ((1, 2, 1), "it is 1, or 4 for bytes"),
-        ((2, 4, 1), "it is 1, or 4 for bytes"),
-        ((1, 0, 1), "it is 1, or 4 for bytes"),
+        ((1, 2, 1), "must be 1, or 4 for bytes"),
+        ((2, 4, 1), "must be 1, or 4 for bytes"),
+        ((1, 0, 1), "must be 1, or 4 for bytes"),
         ((0, 1, 1), "numbers of elements"),
         ((-1, 1, 1), "numbers of elements"),
         ((1, 1, 1.5), "numbers of elements"),
-        ((3, 1, 4), "4 elements in strides of 3 of 8 and of 1 of 8"),
-        ((1, 4, 3), "3 elements in strides of 1 of 8 and of 4 of 8"),
+        ((3, 1, 4), "4 elements do not fit with stride 3 into 8 and with stride 1 into 8"),
+        ((1, 4, 3), "3 elements do not fit with stride 1 into 8 and with stride 4 into 8"),
         ((1, 1, 9), "9 elements"),
     ],
 )
@@ -79,11 +79,11 @@ def test_strides_that_do_not_fit_are_refused(one, numbers, match):
 
 def test_strides_of_other_types_and_without_device_memory_are_refused(one):
     wide = sail.Tensor(one, np.zeros(8, np.int32), False, True)
-    with pytest.raises(SophgoCallError, match="it is 1, or 4 for bytes"):
+    with pytest.raises(SophgoCallError, match="must be 1, or 4 for bytes"):
         wide.sync_d2d_stride(wide, 1, 4, 1)
-    with pytest.raises(SophgoCallError, match="BM_INT8 into one of BM_INT32"):
+    with pytest.raises(SophgoCallError, match="BM_INT8 cannot be copied into one of BM_INT32"):
         wide.sync_d2d_stride(sail.Tensor(one, np.zeros(8, np.int8), False, True), 1, 1, 1)
-    with pytest.raises(SophgoCallError, match="without device memory"):
+    with pytest.raises(SophgoCallError, match="has no device memory"):
         wide.sync_d2d_stride(sail.Tensor(one, np.zeros(8, np.int32), True, False), 1, 1, 1)
     other: Any = np.zeros(8, np.int32)
     with pytest.raises(SophgoCallError, match=r"ndarray is not a sail\.Tensor"):

@@ -107,8 +107,8 @@ class OnnxruntimeBackend:
             if inputs is None and (sizes := _open_sizes(self.inputs)):
                 raise QaicInputError(
                     name="input_dict",
-                    expected="arrays that the model runs on, or sizes by the option onnx_define_symbol",
-                    given=f"nothing; random arrays with 1 for {sizes} fail: {_first_line(cause)}",
+                    expected="arrays that the model accepts, or sizes in the option onnx_define_symbol",
+                    given=f"nothing; random arrays with size 1 for {sizes} fail: {_first_line(cause)}",
                 ) from cause
             raise _run_error(cause) from cause
         return completed, completed / taken, taken, batch_size(arrays)
@@ -224,7 +224,7 @@ def _read_weights(model: Any, folder: Path) -> None:
             continue
         place = Path(said["location"])
         if place.is_absolute() or ".." in place.parts:
-            raise ValueError(f"the weight {tensor.name!r} lies outside of the model's folder, in {place}")
+            raise ValueError(f"the weight {tensor.name!r} is outside the model's folder: {place}")
         with open(folder / place, "rb") as stream:
             stream.seek(int(said.get("offset", 0)))
             tensor.raw_data = stream.read(int(said["length"]) if "length" in said else -1)
@@ -234,7 +234,9 @@ def _read_weights(model: Any, folder: Path) -> None:
 
 def _ignored(options: Options) -> dict[str, str]:
     compiled = {
-        name: "for the card's compiler" for name, value in options.of_stage("compile").items() if value
+        name: "only the card's compiler uses it"
+        for name, value in options.of_stage("compile").items()
+        if value
     }
     session = {"oversubscription_name": "no card is shared"} if "oversubscription_name" in options else {}
     reasons = {**_ignored_run(options), **session, **compiled}
@@ -246,7 +248,7 @@ def _ignored_run(options: Mapping[str, Any]) -> dict[str, str]:
     if options.get("dev_id"):
         reasons["dev_id"] = "the CPU is device 0"
     if "set_size" in options:
-        reasons["set_size"] = "nothing is transferred that a queue would hide"
+        reasons["set_size"] = "there are no transfers for a queue to hide"
     return reasons
 
 
@@ -255,7 +257,7 @@ def _info(tensor: Any, model: ModelFile) -> TensorInfo:
     if name not in DTYPES:
         raise QaicModelError(
             path=str(model.path),
-            detail=f"{tensor.name!r} is a {tensor.type}, which numpy has no type for",
+            detail=f"{tensor.name!r} has the type {tensor.type}, which numpy does not have",
             advice="export the model with another type for it",
         )
     return TensorInfo(sizes_of(tensor.shape), np.dtype(DTYPES[name]))

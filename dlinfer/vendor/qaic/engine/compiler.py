@@ -51,7 +51,7 @@ def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mappin
             _run(command(compiler, model.resolve(), compiled, options), model)
             if not (compiled / QPC_NAME).is_file():
                 raise QaicCompileError(
-                    path=str(model), detail=f"{compiler} ended well but wrote no {QPC_NAME}"
+                    path=str(model), detail=f"{compiler} succeeded but wrote no {QPC_NAME}"
                 )
             for item in compiled.iterdir():
                 os.replace(item, output_dir / item.name)
@@ -64,5 +64,5 @@ def _run(line: list[str], model: Path) -> None:
     try:
         process.run(line, seconds=SECONDS)
     except process.ProcessFailedError as failed:
-        said = " ".join(" ".join(failed.lines).split())[-2000:] or "it said nothing"
+        said = " ".join(" ".join(failed.lines).split())[-2000:] or "it printed nothing"
         raise QaicCompileError(path=str(model), detail=f"{' '.join(line)}: {failed}: {said}") from failed

@@ -25,7 +25,7 @@ OWN = ("onnx_define_symbol", "output_dir", "enable_metrics", "enable_profiling")
 """Session options that the engine does not take, because they are about one model's symbols, files and runs."""
 
 CHANGING_SIZES = (
-    "its sizes change between calls, and a QPC is compiled for fixed ones (dynamic=False fixes them)"
+    "its sizes change between calls, but a QPC is compiled for fixed sizes (dynamic=False fixes them)"
 )
 
 TYPES = frozenset(
@@ -67,11 +67,13 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
     options_type = QaicEngineOptions
     stored_options: Collection[str] = ("convert_to_fp16",)
     concurrent = True  # a Session may run in many threads at once
-    refuses_writes = "it writes, and a Session gives new arrays: a KV cache would be copied at every call"
+    refuses_writes = (
+        "it writes into a tensor, but a Session returns new arrays: a KV cache would be copied at every call"
+    )
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
         """Return the reason to refuse a dtype that numpy does not have; None for all others."""
-        return None if dtype in TYPES else f"a tensor of {dtype}, which a Session's numpy arrays cannot be"
+        return None if dtype in TYPES else f"it uses {dtype}, which a Session's numpy arrays cannot have"
 
     def lower(self, function: Function, options: QaicEngineOptions, policy: str) -> OnnxLowered:
         """Convert the function to ONNX. Raises QaicUnavailableError if backend is ``aic`` and the SDK is missing."""

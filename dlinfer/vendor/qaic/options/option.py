@@ -75,11 +75,11 @@ def _symbols(value: Any) -> dict[str, int] | None:
 
 TRUTH = Kind("True or False", lambda value: value if isinstance(value, bool) else None)
 ONLY_TRUE = Kind(
-    "True: dlinfer has models compiled and runs them itself", lambda value: value is True or None
+    "True: dlinfer always compiles models and runs them itself", lambda value: value is True or None
 )
 TEXT = Kind("a str", lambda value: value if isinstance(value, str) and value else None)
 PATH = Kind("a path", lambda value: str(value) if isinstance(value, (str, Path)) and str(value) else None)
-SYMBOLS = Kind("a dict, or a list of pairs, of each symbol's name and its size of at least 1", _symbols)
+SYMBOLS = Kind("a dict or a list of pairs, with each symbol's name and its size of at least 1", _symbols)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _checked(options: Mapping[str, Any], source: str) -> dict[str, Any]:
         parsed = OPTIONS[name].parse(value)
         if values.setdefault(name, parsed) != parsed:
             raise QaicOptionError(
-                option=key, given=value, expected=f"one value for {name!r}, which is given twice"
+                option=key, given=value, expected=f"only one value for {name!r}, which is given twice"
             )
     return values
 
@@ -80,7 +80,7 @@ def _right_name(key: Any, value: Any, source: str) -> str:
     if name in OPTIONS:
         return name
     if name in ALIASES:
-        hint = f"option {name!r} is taken as {ALIASES[name]!r}; write that"
+        hint = f"option {name!r} means {ALIASES[name]!r}; use that name"
         warnings.warn(hint, QaicOptionWarning, stacklevel=_outside())
         return ALIASES[name]
     close = difflib.get_close_matches(str(name), OPTIONS, n=1)
@@ -100,7 +100,9 @@ def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> Non
         return
     if policy == "error":
         name, why = next(iter(reasons.items()))
-        expected = f"nothing: it has no effect on this backend ({why}), and the fallback policy is 'error'"
+        expected = (
+            f"no value: the option has no effect on this backend ({why}), and the fallback policy is 'error'"
+        )
         raise QaicOptionError(option=name, given=values[name], expected=expected)
     listed = "; ".join(f"{name} ({why})" for name, why in reasons.items())
     warnings.warn(

@@ -51,7 +51,7 @@ def compile_onnx(
     chosen = options if options is not None else BmodelOptions()
     check_name(name)
     fits = (chosen.quantize == "INT8") == bool(calibration)
-    expected = "at least one set of inputs for INT8, and none for others"
+    expected = "at least one set of inputs for INT8, and none for other formats"
     require(fits, "calibration", f"{len(calibration)} sets", expected)
     stop = stop if stop is not None else Stop()
     key = _key(model, name, chosen, calibration)
@@ -181,7 +181,7 @@ def _checked(bmodel: Path) -> Path:
     try:
         bmodel_file.read_file(bmodel)
     except SophgoModelError as error:
-        how = f"it succeeded but wrote no whole bmodel: {error.fields['detail']}"
+        how = f"it succeeded but wrote an incomplete bmodel: {error.fields['detail']}"
         raise ProcessFailedError(how, ()) from error
     return bmodel
 

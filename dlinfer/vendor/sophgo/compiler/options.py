@@ -11,7 +11,7 @@ CHIPS = {"bm1684x": 1, "bm1688": 2, "bm1690": 8}
 """Chip -> number of its cores."""
 
 QUANTIZE = {
-    "F32": "float32 in, out and between",
+    "F32": "float32 for everything",
     "F16": "float16",
     "BF16": "bfloat16",
     "INT8": "int8, with ranges from calibration inputs; float32 in and out",
@@ -67,7 +67,7 @@ class BmodelOptions:
 
 def check_name(name: str) -> None:
     """Raise SophgoOptionError for a bad name of a net. The compiler writes the name into shell commands."""
-    expected = "up to 100 letters, digits and underscores, no digit first"
+    expected = "up to 100 letters, digits and underscores, not a digit first"
     require(_NAME.fullmatch(name) is not None, "name", name, expected)
 
 

@@ -63,7 +63,7 @@ def aten_rms_norm(
 ) -> Any:
     """Compute ``aten.rms_norm`` over the last dimension. Raises Untranslated for more of them, or without a weight."""
     if len(normalized_shape) != 1 or weight is None:
-        raise Untranslated("rms_norm over more than the last dimension, or without a weight")
+        raise Untranslated("rms_norm normalises more than the last dimension, or has no weight")
     return rms_norm(input, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
@@ -88,7 +88,7 @@ def _attention(
     finite: bool = False,
 ) -> Any:
     if attn_mask is not None and not is_type(attn_mask, "FLOAT", "FLOAT16", "BFLOAT16"):
-        raise Untranslated("a mask that is not of floats")
+        raise Untranslated("the mask is not floating-point")
     if not finite or dropout_p or is_causal or attn_mask is None:
         written = attention.attention_with(attention.plain_scores)
         return written(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -133,7 +133,7 @@ def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
 
 def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
     if not all(isinstance(size, int) for size in split_sizes):
-        raise Untranslated("parts of symbolic sizes")
+        raise Untranslated("the parts have symbolic sizes")
     return _parts(self, [0, *itertools.accumulate(split_sizes)], dim)
 
 
@@ -166,7 +166,7 @@ def conv2d(
     groups: int = 1,
 ) -> Any:
     if rank(input) != 4:
-        raise Untranslated("conv2d without a batch")
+        raise Untranslated("the input of conv2d has no batch dimension")
     operands = (input, weight) if bias is None else (input, weight, bias)
     strides, pads, dilations = map(_pair, (stride, padding, dilation))
     return op.Conv(*operands, strides=strides, pads=pads * 2, dilations=dilations, group=groups)

@@ -33,7 +33,9 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         missing = packages.missing(packages.ONNX)
         if missing:
             reason = f"{missing} not installed; {packages.ADVICE}"
-            raise EngineUnavailableError(engine=self.name, reason=reason, available="those of other vendors")
+            raise EngineUnavailableError(
+                engine=self.name, reason=reason, available="the engines of other vendors"
+            )
         self._refusals = Refusals(translations=table, fault=nodes.fault)
 
     def is_heavy(self, node: fx.Node) -> bool:

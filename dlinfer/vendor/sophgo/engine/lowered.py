@@ -55,11 +55,11 @@ class SophgoLowered(Lowered):
                 raise RefusedError(f"input {self._names[index]} has no elements")
             whole = index not in self.held and value.dtype not in FLOATS
             if whole and not _within(value, _INT32.min, _INT32.max):
-                raise RefusedError(f"input {self._names[index]} has values beyond 32 bits")
+                raise RefusedError(f"input {self._names[index]} has values that do not fit into 32 bits")
         (limits,) = self._rows(inputs)
         for index, rows in zip(self._lookups, limits, strict=True):
             if not _within(inputs[index], 0, rows - 1):  # the chip would read other memory
-                raise WrongInputError(f"input {self._names[index]} looks up outside of {rows} rows")
+                raise WrongInputError(f"input {self._names[index]} has an index outside the {rows} rows")
 
     def compile(self, weights: tuple[Tensor, ...]) -> "Nets":
         return Nets(self, weights)
@@ -100,7 +100,7 @@ class Nets:
         lowered, start = self._lowered, time.perf_counter()
         most = lowered.options.max_shapes
         if sum(isinstance(net, Net) for net in self._nets.values()) >= most:
-            raise RefusedError(f"more than {most} sets of sizes (max_shapes)")
+            raise RefusedError(f"calls have more than {most} sets of sizes (max_shapes)")
         options = lowered.options.compiler(lowered.dtype)
         with TemporaryDirectory(prefix="dlinfer-") as folder:
             try:

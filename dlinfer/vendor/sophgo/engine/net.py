@@ -38,7 +38,7 @@ class Net:
             model = LoadedModel(self._path, [self._device], None)
             (net,) = model.networks.values()
             if len(net.outputs) != self._outputs:
-                detail = f"the bmodel has {len(net.outputs)} outputs, the region {self._outputs}"
+                detail = f"the bmodel has {len(net.outputs)} outputs, but the region has {self._outputs}"
                 raise SophgoRuntimeError(chip=model.chip, call="load", kind="layout", detail=detail)
             self._model = model
         return self._model
@@ -64,7 +64,7 @@ def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
     Raises SophgoRuntimeError if ``value`` has another size than that memory."""
     shape = info.shapes[0]
     if prod(shape) != value.numel():
-        detail = f"{info.name} has {list(shape)} in the bmodel, and {list(value.shape)} in the region"
+        detail = f"{info.name} has shape {list(shape)} in the bmodel, but {list(value.shape)} in the region"
         raise SophgoRuntimeError(chip=model.chip, call="run", kind="layout", detail=detail)
     return Argument(info.dtype, shape, model.memory(info, 0))
 

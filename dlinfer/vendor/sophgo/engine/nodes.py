@@ -61,7 +61,10 @@ def wrong_numbers(node: fx.Node) -> str | None:
             if index != place:
                 return f"it takes {_dtype(tensor)}, but the chip computes with floats"
             if parent.op == "get_attr" or tensor.dtype not in (torch.int64, torch.int32):
-                return f"its indices are {_dtype(tensor)} or a constant of the graph"
+                return (
+                    f"its indices must be int32 or int64 inputs, not {_dtype(tensor)} or a constant of "
+                    "the graph"
+                )
     if is_size(node) or is_view(node):
         return None
     others = [parent for parent in node.all_input_nodes if parent not in node.args]

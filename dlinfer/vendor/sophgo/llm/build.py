@@ -41,7 +41,7 @@ class LlmOptions:
         quantize, dynamic, longest = self.compiler.quantize, self.compiler.dynamic, self.seq_length
         floats = "F32, F16, BF16, or weights of 8 or 4 bits (W8F16, W4BF16, ...)"
         require(quantize != "INT8", "quantize", quantize, f"{floats}: INT8 needs calibration of each net")
-        require(not dynamic, "dynamic", dynamic, "False: a model's lengths are stages")
+        require(not dynamic, "dynamic", dynamic, "False: a model's lengths are compiled as stages")
         lengths = tuple(self.stages) if isinstance(self.stages, (tuple, list)) else (self.stages,)
         for name, values in {"seq_length": (longest,), "stages": lengths, "jobs": (self.jobs,)}.items():
             require(all(type(value) is int for value in values), name, getattr(self, name), "whole numbers")

@@ -26,7 +26,7 @@ def load(folder: Path, seq_length: int) -> Any:
     safe = {"use_safetensors": True}  # the other format is a pickle
     model = _read(AutoModelForCausalLM, folder, **safe, dtype="auto", attn_implementation="eager")
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise _wrong(folder, "its files lack some weights")
+        raise _wrong(folder, "some weights are missing from its files")
     return model.eval().requires_grad_(False)
 
 
@@ -46,14 +46,17 @@ def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
     method = getattr(config, "quantization_config", None)
     if method is not None:
         method = method.get("quant_method", "an unnamed method") if isinstance(method, dict) else method
-        yield f"weights quantised by {method}", "use the floating-point model; --quantize reduces its bits"
+        yield (
+            f"weights quantised by {method}",
+            "use the floating-point model, and quantise it with --quantize",
+        )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in FIXED_ROPES:
         yield f"rope_type {kind!r}", f"use a model with one of {', '.join(FIXED_ROPES)}"
     most, shorter = config.max_position_embeddings, "choose a smaller --seq-length"
     if seq_length > most:
-        yield f"a sequence of {seq_length} tokens with a model for {most}", shorter
+        yield f"a sequence of {seq_length} tokens with a model of at most {most}", shorter
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     windowed = kinds != {"full_attention"} or (config.model_type == "mistral" and window is not None)
@@ -69,5 +72,5 @@ def rotary_tables(model: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _wrong(folder: Path, detail: str) -> ModelFolderError:
-    advice = "give the folder that save_pretrained wrote, with config.json and the weights"
+    advice = "pass the folder that save_pretrained wrote, with config.json and the weights"
     return ModelFolderError(path=str(folder), detail=detail, advice=advice)

@@ -107,17 +107,17 @@ class Generator:
 
     def _checked(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         sizes = self.layout
-        detail = f"a prompt is one token or more, of 0 to {sizes.vocabulary - 1}"
+        detail = f"a prompt must have one or more tokens from 0 to {sizes.vocabulary - 1}"
         try:
             tokens = [operator.index(token) for token in prompt]
         except TypeError as cause:
-            raise SophgoLlmError(detail=f"{detail}, and not {prompt!r}") from cause
+            raise SophgoLlmError(detail=f"{detail}, not {prompt!r}") from cause
         if not tokens or not all(0 <= token < sizes.vocabulary for token in tokens):
             raise SophgoLlmError(detail=detail)
         most = sizes.capacity + 1 - len(tokens)
         if type(max_new_tokens) is not int or not 1 <= max_new_tokens <= most:
-            request = f"{len(tokens)} tokens of prompt and {max_new_tokens} new ones"
-            limits = f"it holds {sizes.capacity} besides the last new one, and gives 1 or more"
+            request = f"the call asks for {len(tokens)} tokens of prompt and {max_new_tokens} new ones"
+            limits = f"the model holds {sizes.capacity} besides the last new one, and returns at least 1"
             raise SophgoLlmError(detail=f"{request}; {limits}")
         return tokens
 

@@ -40,7 +40,10 @@ def read(engine: EngineLLM) -> Layout:
     embedding = {shape[1] for shape in _shapes(engine, EMBEDDING, 0, 2)}
     blocks = {shape[1] for shape in _shapes(engine, block(0), 0, 3)}
     if not blocks or not blocks | {1} <= embedding:
-        detail = f"the embedding takes {sorted(embedding)} tokens, the layers {sorted(blocks)}, and 1 behind a cache"
+        detail = (
+            f"the embedding takes {sorted(embedding)} tokens, but the layers take {sorted(blocks)}, or 1 with a "
+            "cache"
+        )
         raise SophgoLlmError(detail=detail)
     past, *_ = _shapes(engine, block_cache(0), 3, 4)
     states, *_ = _shapes(engine, block_cache(0), 0, 3)
@@ -80,11 +83,11 @@ def _layers(names: set[str]) -> int:
 def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[int]]:
     """Return an input's shape in each stage. Raises SophgoLlmError unless it has ``sizes`` sizes and batch 1."""
     if engine.get_input_num(net) <= index:
-        raise SophgoLlmError(detail=f"net {net} has {engine.get_input_num(net)} inputs")
+        raise SophgoLlmError(detail=f"net {net} has only {engine.get_input_num(net)} inputs")
     shapes = [engine.get_input_shape(net, index, stage) for stage in range(engine.get_stage_num(net))]
     for shape in shapes:
         if len(shape) != sizes or shape[0] != 1:
-            raise SophgoLlmError(detail=f"input {index} of net {net} has shape {shape}")
+            raise SophgoLlmError(detail=f"input {index} of net {net} has the unexpected shape {shape}")
     return shapes
 
 

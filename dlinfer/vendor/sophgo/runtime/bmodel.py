@@ -62,7 +62,7 @@ def _parsed(source: str, file: BinaryIO, size: int) -> Header:
         raise _unsound(source, "it is shorter than a header")
     magic, header, flat, binary = _HEADER.unpack(start)
     if magic != _MAGIC:
-        raise _unsound(source, "it does not begin like a bmodel")
+        raise _unsound(source, "it does not start like a bmodel")
     needed = header + flat + binary
     if flat > _MOST or header < _HEADER.size or needed > size:
         raise _unsound(source, f"it has {size} bytes but its header says {needed}")

@@ -70,7 +70,7 @@ def find(root: Path = Path("/")) -> Found:
     lacking = {name: emulator.missing(name) for name in KINDS}
     emulated = tuple(name for name, what in lacking.items() if not what)
     if emulated:
-        return Found(None, emulated, f"{without}; the toolchain's emulators of {', '.join(emulated)}")
+        return Found(None, emulated, f"{without}; the toolchain has emulators of {', '.join(emulated)}")
     return Found(None, (), f"{without}; {lacking[DEFAULT_EMULATED]}", emulator.ADVICE)
 
 

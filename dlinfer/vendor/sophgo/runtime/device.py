@@ -20,7 +20,7 @@ from dlinfer.vendor.sophgo.runtime.worker import SHARED_BYTES, Worker
 
 LARGEST = 2**32 - 1  # bytes of one allocation: bmlib counts in an unsigned int
 MOST_DEVICES = 256
-_OTHER_CHIP = "compile the model for one of these, or run it on a machine with such a chip"
+_OTHER_CHIP = "compile the model for one of these chips, or run it on a machine with the model's chip"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class DeviceMemory:
 
     def _check(self, call: str, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
-            detail = f"{size} bytes from byte {offset} of memory that has {self.size}"
+            detail = f"{size} bytes from byte {offset} on do not fit into memory of {self.size} bytes"
             raise SophgoCallError(call=call, detail=detail)
 
 
@@ -161,7 +161,7 @@ def number_of(device: Any) -> int:
     """Return a device's number as an int. Raises SophgoCallError for anything but an integer in range."""
     if isinstance(device, Integral) and not isinstance(device, bool) and 0 <= int(device) < MOST_DEVICES:
         return int(device)
-    raise SophgoCallError(call="device", detail=f"{device!r} is not a number of a device")
+    raise SophgoCallError(call="device", detail=f"{device!r} is not a device number")
 
 
 def _there(key: str, number: int) -> tuple[Worker | None, Device | None]:
@@ -178,7 +178,9 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
         return Worker(key, libsophon, emulated=False)
     if chip not in chips.KINDS:
         known = ", ".join(chips.KINDS)
-        raise SophgoUnavailableError(what=key, reason=f"there are emulators of {known}", advice=_OTHER_CHIP)
+        raise SophgoUnavailableError(
+            what=key, reason=f"there are emulators only of {known}", advice=_OTHER_CHIP
+        )
     folder = emulator.folder(chip)
     lacking = emulator.without_shim(folder)  # before the worker opens the folder's libraries
     worker = Worker(key, folder, emulated=True, restless=chips.KINDS[chip].restless)

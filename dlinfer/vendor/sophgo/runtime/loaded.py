@@ -19,7 +19,7 @@ from dlinfer.vendor.sophgo.runtime.device import DeviceMemory, Place, number_of,
 from dlinfer.vendor.sophgo.runtime.worker import Worker, memory_file
 
 # Kind of refusal -> advice, if compiling again does not help.
-_ADVICE = {"order": "load it before that network, or compile that one for another addr_mode"}
+_ADVICE = {"order": "load this bmodel before that network, or compile that network for another addr_mode"}
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,16 @@ class LoadedModel:
     ) -> None:
         devices = [number_of(device) for device in devices]
         if not devices or len(set(devices)) != len(devices):
-            raise SophgoCallError(call="load", detail=f"devices {devices}: one or more different numbers")
+            raise SophgoCallError(
+                call="load", detail=f"devices {devices} must be one or more different numbers"
+            )
         in_memory = isinstance(source, bytes)
         header = bmodel.read_bytes(source) if in_memory else bmodel.read_file(Path(source))
         self.source = "in memory" if in_memory else os.fspath(source)
         self.chip = chips.of_bmodel(header.chip)
         if header.devices > len(devices):
-            detail = f"it runs on {header.devices} devices, not on {len(devices)}"
-            raise self._refused(detail, "name as many devices")
+            detail = f"it needs {header.devices} devices, but {len(devices)} were passed"
+            raise self._refused(detail, "pass as many devices")
         self.devices = {number: open_device(number, self.chip) for number in devices}
         self._check_chip()
         self._worker = self.devices[devices[0]].worker
@@ -95,7 +97,9 @@ class LoadedModel:
         if self._worker.without_shim and (header.devices > 1 or working):
             several = f"as {header.devices} devices" if header.devices > 1 else ""
             what = f"{self._worker.name} {several or 'with networks that need working memory'}"
-            raise SophgoUnavailableError(what=what, reason=self._worker.without_shim, advice="install one")
+            raise SophgoUnavailableError(
+                what=what, reason=self._worker.without_shim, advice="install a C compiler"
+            )
         weights = sorted(header.weights)
         answer = self._load(source, devices=devices, flags=flags, working=working, weights=weights)
         self._number: int = answer["number"]
@@ -172,5 +176,8 @@ class LoadedModel:
         if worker.name != self._worker.name:
             detail = f"{which} is a tensor of {worker.name}, but the model is on {self._worker.name}"
         else:
-            detail = f"{which} is a tensor of a dead worker, and its data is lost: create the tensor again"
+            detail = (
+                f"{which} is a tensor of a worker that has ended, so its data is lost: create the "
+                "tensor again"
+            )
         raise SophgoCallError(call="run", detail=detail)

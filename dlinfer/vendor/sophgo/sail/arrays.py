@@ -16,7 +16,9 @@ def taken(call: str, data: Any) -> np.ndarray:
     if data.dtype in (np.int64, np.uint64):
         data = _narrowed(call, data)
     if data.dtype not in OF_NUMPY:
-        raise refuse(call, f"{data.dtype} is not a type of a tensor: {', '.join(map(str, OF_NUMPY))}")
+        raise refuse(
+            call, f"tensors do not have dtype {data.dtype}; allowed: {', '.join(map(str, OF_NUMPY))}"
+        )
     if not data.size or not data.ndim:
         raise refuse(call, f"an array of shape {list(data.shape)} cannot be a tensor")
     return np.ascontiguousarray(data)
@@ -25,7 +27,7 @@ def taken(call: str, data: Any) -> np.ndarray:
 def _narrowed(call: str, data: np.ndarray) -> np.ndarray:
     small = np.dtype(np.int32)
     if data.size and not (np.iinfo(small).min <= data.min() and data.max() <= np.iinfo(small).max):
-        raise refuse(call, f"{data.dtype} values beyond int32, the widest integer of a chip")
+        raise refuse(call, f"{data.dtype} values do not fit into int32, the widest integer of a chip")
     return data.astype(small)
 
 
@@ -36,7 +38,9 @@ def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
         return array.view(np.uint16)
     kind = NUMPY[dtype]
     if array.dtype != kind:
-        raise refuse(call, f"an array of {data.dtype} for a tensor of {dtype.name}, which takes {kind}")
+        raise refuse(
+            call, f"an array of {data.dtype} does not fit a tensor of {dtype.name}, which takes {kind}"
+        )
     return array
 
 

@@ -32,7 +32,7 @@ def _listed(
     """Return the tensors in the order of ``infos``. Raises SophgoCallError for another type or device than theirs."""
     if not isinstance(tensors, Mapping) or set(tensors) != set(range(len(infos))):
         actual = sorted(tensors, key=str) if isinstance(tensors, Mapping) else type(tensors).__name__
-        raise _refuse(network, f"its {side}s are a dict of 0 to {len(infos) - 1}, given {actual}")
+        raise _refuse(network, f"its {side}s must be a dict with keys 0 to {len(infos) - 1}, given {actual}")
     return [
         _argument(network, f"{side} {index} ({info.name})", tensors[index], info)
         for index, info in enumerate(infos)
@@ -43,10 +43,10 @@ def _argument(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -
     if not isinstance(tensor, Tensor):
         raise _refuse(network, f"{which} is not a sail.Tensor but {type(tensor).__name__}")
     if tensor.dtype() != info.dtype:
-        raise _refuse(network, f"{which} is {Dtype(info.dtype).name}, given {tensor.dtype().name}")
+        raise _refuse(network, f"{which} must be {Dtype(info.dtype).name}, given {tensor.dtype().name}")
     if tensor.device_id() != info.device:
         place = f"device {tensor.device_id()}" if tensor.device_id() >= 0 else "no device"
-        raise _refuse(network, f"{which} lies on device {info.device}, given a tensor on {place}")
+        raise _refuse(network, f"{which} must be on device {info.device}, given a tensor on {place}")
     return Argument(info.dtype, tuple(tensor.shape()), tensor.device_memory())
 
 
@@ -79,9 +79,11 @@ def _check_output(
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes
     if output.memory.size < needed:
-        raise _refuse(network, f"{which} takes {needed} bytes, given memory of {output.memory.size}")
+        raise _refuse(network, f"{which} needs {needed} bytes, given memory of {output.memory.size}")
     if stage is not None and output.shape != info.shapes[stage]:
-        raise _refuse(network, f"{which} has shape {list(info.shapes[stage])}, given {list(output.shape)}")
+        raise _refuse(
+            network, f"{which} must have shape {list(info.shapes[stage])}, given {list(output.shape)}"
+        )
 
 
 def _text(shapes: Sequence[tuple[int, ...]]) -> str:

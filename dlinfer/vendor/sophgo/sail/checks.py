@@ -58,7 +58,7 @@ def yes_or_no(call: str, what: str, value: Any) -> bool:
     """Return the bool for a bool of Python or numpy, or for 0 or 1. Raises SophgoCallError for other values."""
     if isinstance(value, (bool, np.bool_)) or (is_count(value) and value <= 1):
         return bool(value)
-    raise refuse(call, f"{what} is True or False, given {value!r}")
+    raise refuse(call, f"{what} must be True or False, given {value!r}")
 
 
 def is_list(value: Any) -> bool:
@@ -76,7 +76,7 @@ def shape_of(call: str, shape: Any) -> tuple[int, ...]:
         raise refuse(call, f"{shape!r} is not a shape")
     sizes = tuple(map(int, items))
     if not 1 <= len(sizes) <= _MOST_DIMS or min(sizes) < 1:
-        raise refuse(call, f"shape {list(sizes)}: 1 to {_MOST_DIMS} sizes of at least 1")
+        raise refuse(call, f"shape {list(sizes)} must have 1 to {_MOST_DIMS} sizes of at least 1")
     if prod(sizes) > LARGEST:
         raise refuse(call, f"shape {list(sizes)}: a tensor has at most {LARGEST} bytes")
     return sizes

@@ -20,10 +20,10 @@ def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
     else:
         raise refuse("EngineLLM", f"{type(first).__name__} is neither a path nor the bytes of a bmodel")
     source, flags, dev_ids = made_by(
-        form, args, kwargs, "EngineLLM", "its arguments are none of its three forms"
+        form, args, kwargs, "EngineLLM", "the arguments match none of its three forms"
     )
     if not is_list(dev_ids):
-        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is not a list of numbers of devices")
+        raise refuse("EngineLLM", f"dev_ids {dev_ids!r} is not a list of device numbers")
     return LoadedModel(source, list(dev_ids), flags)
 
 
@@ -37,7 +37,7 @@ def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> _Form:
 
 def _from_bytes(bmodel_bytes: bytes, bmodel_size: int, dev_ids: Sequence[int]) -> _Form:
     if not is_count(bmodel_size) or bmodel_size != len(bmodel_bytes):
-        raise refuse("EngineLLM", f"bmodel_size is {bmodel_size!r}, the bytes are {len(bmodel_bytes)}")
+        raise refuse("EngineLLM", f"bmodel_size is {bmodel_size!r}, but there are {len(bmodel_bytes)} bytes")
     return bytes(bmodel_bytes), None, dev_ids
 
 

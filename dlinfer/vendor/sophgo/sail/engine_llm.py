@@ -195,7 +195,7 @@ class EngineLLM:
     def _any(self, graph_name: str, tensors: Sequence[TensorInfo], stage: int) -> dict[int, Tensor]:
         mode = self.get_addr_mode(graph_name)
         if mode not in (0, 1):
-            raise refuse("EngineLLM", f"graph {graph_name!r} has addr_mode {mode}; its addresses are tags")
+            raise refuse("EngineLLM", f"graph {graph_name!r} has addr_mode {mode}, where addresses are tags")
         return {index: self._tensor(graph_name, tensor, stage) for index, tensor in enumerate(tensors)}
 
     def _one(self, graph_name: str, tensor: TensorInfo, stage: int) -> Tensor | None:
@@ -210,7 +210,7 @@ class EngineLLM:
     def _network(self, graph_name: str) -> NetworkInfo:
         if not isinstance(graph_name, str) or graph_name not in self._model.networks:
             known = ", ".join(self._model.networks)
-            raise refuse("EngineLLM", f"no graph {graph_name!r}; there are {known}")
+            raise refuse("EngineLLM", f"there is no graph {graph_name!r}; the graphs are {known}")
         return self._model.networks[graph_name]
 
     def _input(self, graph_name: str, index: int) -> TensorInfo:
@@ -240,7 +240,13 @@ def _within(number: Any, count: int) -> bool:
 def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
     """Parse the arguments after a graph's name: stage, or name and stage. Return name (None for all) and stage."""
     form = _named if "tensor_name" in kwargs or (args and isinstance(args[0], str)) else _unnamed
-    return made_by(form, args, kwargs, "EngineLLM", "neither (graph, stage) nor (graph, tensor_name, stage)")
+    return made_by(
+        form,
+        args,
+        kwargs,
+        "EngineLLM",
+        "the arguments are neither (graph, stage) nor (graph, tensor_name, stage)",
+    )
 
 
 def _named(tensor_name: str, stage: int = 0) -> tuple[str | None, int]:

@@ -125,10 +125,10 @@ class Tensor:
         array = taken(call, data)
         self._check_room(call, array.size)
         if array.dtype not in (np.float32, np.int32):
-            raise refuse(call, f"{array.dtype} data; float32 or integers are scaled")
+            raise refuse(call, f"{array.dtype} data cannot be scaled, only float32 and integers")
         values = array.astype(np.float64) * np.float32(finite(call, "scale", scale))
         if self._dtype not in FLOATING and np.isnan(values).any():
-            raise refuse(call, f"NaN for a tensor of {self._dtype.name}")
+            raise refuse(call, f"a tensor of {self._dtype.name} cannot hold NaN")
         self._of_system(call)[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
@@ -194,13 +194,18 @@ class Tensor:
         call = "Tensor.sync_d2d_stride"
         source = self._other(call, src)
         if not all(map(is_count, (stride_src, stride_dst, count))) or not stride_src:
-            detail = f"strides {stride_src!r}, {stride_dst!r} and count {count!r}: numbers of elements"
+            detail = f"strides {stride_src!r}, {stride_dst!r} and count {count!r} must be numbers of elements"
             raise refuse(call, detail)
         if stride_dst != 1 and (stride_dst, stride_src, self.element_size()) != (4, 1, 1):
-            raise refuse(call, f"stride_dst {stride_dst}; it is 1, or 4 for bytes that stride_src 1 reads")
+            raise refuse(
+                call, f"stride_dst {stride_dst} must be 1, or 4 for bytes that are read with stride_src 1"
+            )
         stride_src, stride_dst, count = int(stride_src), int(stride_dst), int(count)
         if count * stride_src > src.size() or count * stride_dst > self.size():
-            detail = f"{count} elements in strides of {stride_src} of {src.size()} and of {stride_dst} of {self.size()}"
+            detail = (
+                f"{count} elements do not fit with stride {stride_src} into {src.size()} and with stride "
+                f"{stride_dst} into {self.size()}"
+            )
             raise refuse(call, detail)
         target, memory = self._device_of(call), source._device_of(call)
         if not count:
@@ -238,7 +243,9 @@ class Tensor:
         if not isinstance(src, Tensor):
             raise refuse(call, f"{type(src).__name__} is not a sail.Tensor")
         if src._dtype != self._dtype:
-            raise refuse(call, f"a tensor of {src._dtype.name} into one of {self._dtype.name}")
+            raise refuse(
+                call, f"a tensor of {src._dtype.name} cannot be copied into one of {self._dtype.name}"
+            )
         return src
 
     def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
@@ -248,15 +255,18 @@ class Tensor:
         if len(args) + len(kwargs) == 1:
             (size,) = (*args, *(kwargs.get(name) for name in kwargs))
             if set(kwargs) - {"size"} or not is_count(size) or size > self.nbytes():
-                raise refuse(call, f"size {size!r}: a number of bytes up to {self.nbytes()}")
+                raise refuse(call, f"size {size!r} must be a number of bytes up to {self.nbytes()}")
             return self, (0, 0, int(size))
         other, start, at, count = made_by(_four, args, kwargs, call, _NO_FORM)
         src = self._other(call, other)
         if not all(map(is_count, (start, at, count))):
-            raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r}: numbers of elements")
+            raise refuse(call, f"offsets {start!r}, {at!r} and length {count!r} must be numbers of elements")
         start, at, count = int(start), int(at), int(count)  # numpy's small integers would wrap around
         if start + count > src.size() or at + count > self.size():
-            detail = f"elements {start} to {start + count} of {src.size()} to {at} and on of {self.size()}"
+            detail = (
+                f"elements {start} to {start + count} of {src.size()} do not fit at {at} and on of "
+                f"{self.size()}"
+            )
             raise refuse(call, detail)
         width = self.element_size()
         return src, (start * width, at * width, count * width)
@@ -271,20 +281,20 @@ class Tensor:
 
     def _of_system(self, call: str) -> np.ndarray:
         if self._system is None:
-            raise refuse(call, "a tensor without system memory (own_sys_data=False)")
+            raise refuse(call, "the tensor has no system memory (own_sys_data=False)")
         return self._system
 
     def _device_of(self, call: str) -> DeviceMemory:
         if self._device is None:
-            raise refuse(call, "a tensor without device memory (own_dev_data=False)")
+            raise refuse(call, "the tensor has no device memory (own_dev_data=False)")
         return self._device
 
     def _check_room(self, call: str, count: int) -> None:
         if count > self.size():
-            raise refuse(call, f"{count} elements for a tensor of shape {list(self._shape)}")
+            raise refuse(call, f"{count} elements do not fit a tensor of shape {list(self._shape)}")
 
 
-_NO_FORM = "its arguments are none of its forms"
+_NO_FORM = "the arguments match none of its forms"
 _Made = tuple[tuple[int, ...], Dtype, np.ndarray | None, DeviceMemory | None, bool]
 """The state of a tensor: shape, dtype, system memory, device memory, and whether it owns the device memory."""
 
@@ -306,7 +316,7 @@ def _of_array(handle: Handle, data: Any, own_sys_data: bool = True, own_dev_data
     dtype = OF_NUMPY[array.dtype]
     flat = np.array(array, copy=True).ravel().view(NUMPY[dtype])  # never the caller's own memory
     if not own_sys_data and not own_dev_data:
-        raise refuse("Tensor", "data for a tensor with neither system nor device memory")
+        raise refuse("Tensor", "data was passed for a tensor with neither system nor device memory")
     memory = handle.device.allocate(flat.nbytes) if own_dev_data else None
     if memory is not None and not own_sys_data:
         memory.write(_flat(flat))
@@ -328,7 +338,10 @@ def _of_shape(handle: Handle, shape: Any, dtype: Any, own_sys_data: bool, own_de
 def _part(src: Tensor, shape: Any, offset: int) -> _Made:
     sizes = shape_of("Tensor", shape)
     if not is_count(offset) or int(offset) + prod(sizes) > src.size():
-        raise refuse("Tensor", f"shape {list(sizes)} from element {offset!r} of {src.size()}")
+        raise refuse(
+            "Tensor",
+            f"shape {list(sizes)} from element {offset!r} on does not fit into {src.size()} elements",
+        )
     width = src.element_size()
     memory = src.device_memory().part(int(offset) * width, prod(sizes) * width)
     return sizes, src.dtype(), None, memory, False

@@ -23,7 +23,7 @@ class Dtype(IntEnum):
 
     @classmethod
     def _missing_(cls, value: Any) -> Any:
-        raise SophgoCallError(call="sail.Dtype", detail=f"{value!r} is not a type of a tensor's elements")
+        raise SophgoCallError(call="sail.Dtype", detail=f"{value!r} is not the type of a tensor's elements")
 
 
 class BmrtFlag(IntFlag):
@@ -36,7 +36,7 @@ class BmrtFlag(IntFlag):
     @classmethod
     def _missing_(cls, value: Any) -> Any:
         if not isinstance(value, int):
-            raise SophgoCallError(call="sail.BmrtFlag", detail=f"{value!r} are not bits of flags")
+            raise SophgoCallError(call="sail.BmrtFlag", detail=f"{value!r} is not a combination of flags")
         return super()._missing_(value)
 
 

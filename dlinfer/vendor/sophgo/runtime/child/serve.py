@@ -110,8 +110,8 @@ class Server:
         ):
             raise RefusedError(
                 "order",
-                f"it works in {needed} bytes, more than the loaded networks; BMRuntime would move the memory of a "
-                "loaded network of addr_mode basic, which would then give wrong numbers",
+                f"it needs {needed} bytes of working memory, more than the loaded networks; BMRuntime would move "
+                "the memory of a loaded network of addr_mode basic, and that network would compute wrong numbers",
             )
 
     def _unload(self, chip: Chip, numbers: list[int]) -> None:
