@@ -185,7 +185,7 @@ class ToolchainDiskError(DlinferError, OSError):
         "the toolchain {toolchain!r} needs {needed} of disk space during its installation, but {folder} has only "
         "{free} free."
     )
-    next_step = "make room there, or set DLINFER_CACHE_DIR to a folder on another disk."
+    next_step = "free disk space there, or set DLINFER_CACHE_DIR to a folder on another disk."
 
 
 class ToolchainInstallError(DlinferError, RuntimeError):
@@ -465,7 +465,7 @@ class ArtifactStorageError(ArtifactError, ValueError):
     """A compiled graph holds something that cannot be stored in a file."""
 
     message = "{what} cannot be saved: {detail}."
-    next_step = "change that part of the model, or use the artifact in the process that compiled it."
+    next_step = "correct this in the model or the call, or use the artifact in the process that compiled it."
 
 
 # --- sessions

@@ -162,8 +162,8 @@ class Settings:
         None,
         "DLINFER_MAX_REQUESTS",
         _count,
-        "most requests, running and waiting, that LMDeploy's api_server holds at once. The next request is "
-        "answered 429 with Retry-After. Empty sets no limit",
+        "maximum number of requests, running and waiting, that LMDeploy's api_server holds at once. The next "
+        "request is answered 429 with Retry-After. Empty sets no limit",
     )
     request_seconds: float | None = _setting(
         None,

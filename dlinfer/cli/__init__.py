@@ -87,7 +87,11 @@ def _add_explain(commands: Any) -> None:
     explain.add_argument(
         "--static", action="store_true", help="start with constant sizes, not with symbolic sizes"
     )
-    for form, what in (("txt", "as text"), ("json", "as JSON"), ("html", "as a page with the graph drawn")):
+    for form, what in (
+        ("txt", "as text"),
+        ("json", "as JSON"),
+        ("html", "as an HTML page with the graph drawn"),
+    ):
         explain.add_argument(
             f"--{form}", type=Path, metavar="FILE", help=f"write the full explanation to FILE {what}"
         )

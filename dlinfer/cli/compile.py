@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=512,
         metavar="N",
-        help="most tokens of prompt and answer together (default 512)",
+        help="maximum number of tokens, prompt and answer together (default 512)",
     )
     parser.add_argument(
         "--stages",

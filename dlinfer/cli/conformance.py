@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "source"
         ),
     )
-    for form, what in (("json", "as JSON"), ("junit", "as JUnit XML"), ("html", "as a page")):
+    for form, what in (("json", "as JSON"), ("junit", "as JUnit XML"), ("html", "as an HTML page")):
         parser.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"write the results to FILE {what}")
 
 

@@ -21,10 +21,10 @@ EXIT = (
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "dtype": (str, "auto, float32, float16 or bfloat16"),
     "block_size": (int, "tokens in one block of the KV cache"),
-    "session_len": (int, "most tokens in one sequence"),
-    "max_batch_size": (int, "most sequences in one batch"),
-    "max_prefill_token_num": (int, "most tokens in one prefill"),
-    "cache_max_entry_count": (float, "part of the free memory to use for the KV cache"),
+    "session_len": (int, "maximum number of tokens in one sequence"),
+    "max_batch_size": (int, "maximum number of sequences in one batch"),
+    "max_prefill_token_num": (int, "maximum number of tokens in one prefill"),
+    "cache_max_entry_count": (float, "fraction of the free memory to use for the KV cache"),
     "num_gpu_blocks": (int, "number of blocks of the KV cache"),
 }
 

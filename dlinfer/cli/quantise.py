@@ -66,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "(dlinfer[quantise])"
         ),
     )
-    looked.add_argument("--samples", type=int, help="most pieces of the text to use (default 128)")
+    looked.add_argument(
+        "--samples", type=int, help="maximum number of pieces of the text to use (default 128)"
+    )
     looked.add_argument("--length", type=int, help="tokens in each piece (default 512)")
     looked.add_argument("--steps", type=int, help="search steps for each layer (default 200)")
     parser.add_argument(

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=(
             "file with a secret: machines with the same secret may join this router; with --join, this machine "
-            "joins by it"
+            "uses it to join"
         ),
     )
     parser.set_defaults(server_options=[])

@@ -72,7 +72,7 @@ def _list(names: Sequence[str]) -> int:
 def _install(names: Sequence[str]) -> int:
     for recipe in _chosen(names):
         if state(recipe).installed:
-            sys.stdout.write(f"{recipe.name}: is already installed in {folder(recipe)}\n")
+            sys.stdout.write(f"{recipe.name}: already installed in {folder(recipe)}\n")
             continue
         _install_shown(recipe)
         sys.stdout.write(f"{recipe.name}: installed in {folder(recipe)}\n")

@@ -90,7 +90,7 @@ def _compared(case: Whole, prepared: Callable[[nn.Module], Callable[..., Tensor]
             if wrong is not None:
                 raise Failed(f"{f'step {number} of decoding' if number else 'prefill'}: {wrong}")
     new = {kind for kind, count in fallback.counts().items() if count > before.get(kind, 0)}
-    return "; ".join(sorted({f"not served: {kind.op}, {kind.reason}" for kind in new}))
+    return "; ".join(sorted({f"not run by the vendor: {kind.op}: {kind.reason}" for kind in new}))
 
 
 def _oracle(case: Whole) -> list[Tensor]:

@@ -106,7 +106,7 @@ def dtype_named(name: str) -> torch.dtype:
     """Return the dtype with this name, such as ``torch.float16``. Raises ValueError if there is none."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name[:40]!r} is no dtype")
+        raise ValueError(f"{name[:40]!r} is not a dtype")
     return dtype
 
 

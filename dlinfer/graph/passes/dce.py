@@ -16,4 +16,4 @@ def _run(graph_module: fx.GraphModule) -> list[Edit]:
     return edits[::-1]
 
 
-DCE = Pass("dce", "a model computes some things that nobody reads", _run)
+DCE = Pass("dce", "a model computes some results that no node reads", _run)

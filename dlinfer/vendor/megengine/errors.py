@@ -7,7 +7,7 @@ class LiteError(DlinferError, RuntimeError):
     """A call of MegEngine Lite's C library failed; ``detail`` is the library's message."""
 
     message = "MegEngine Lite: {call}: {detail}."
-    next_step = "docs/vendors/megengine.md says what each call needs."
+    next_step = "docs/vendors/megengine.md describes what each call needs."
 
 
 class LiteArgumentError(DlinferError, ValueError):

@@ -59,5 +59,5 @@ def test_the_report_says_which(toolchain, chip):
     with settings.override(sophgo_emulate=chip):
         region = compiled(lambda x: (x @ x).relu(), torch.ones(4, 4))
         assert region.run(torch.ones(4, 4))[0].tolist() == [[4.0] * 4] * 4
-    assert region.notes[0] == f"chip {chip}, emulated as DLINFER_SOPHGO_EMULATE says"
+    assert region.notes[0] == f"chip {chip}, emulated because of DLINFER_SOPHGO_EMULATE"
     assert f"bmodel F32 for {chip}" in region.notes[1]

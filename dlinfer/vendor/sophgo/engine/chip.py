@@ -18,7 +18,7 @@ def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
         return options, f"chip {options.chip}, as requested"
     emulated = settings.current().sophgo_emulate
     if emulated:
-        return replace(options, chip=emulated), f"chip {emulated}, emulated as DLINFER_SOPHGO_EMULATE says"
+        return replace(options, chip=emulated), f"chip {emulated}, emulated because of DLINFER_SOPHGO_EMULATE"
     if chips.find().libsophon is None:
         chip = chips.DEFAULT_EMULATED
         return replace(options, chip=chip), f"chip {chip}, emulated: this machine has no Sophgo chip"
