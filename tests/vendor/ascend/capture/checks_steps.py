@@ -127,7 +127,9 @@ def test_a_card_without_the_fused_attention_runs_eagerly_and_says_which_op(runne
 def test_a_cache_of_few_slots_is_declined():
     k = torch.zeros(3, 2, 64).half().to("npu")
     cache, given = torch.zeros(1, 4, 2, 64).half().to("npu"), torch.tensor([0, 1, -1]).to("npu")
-    with pytest.raises(KernelDeclined, match="3 rows of a graph need twice as many slots, and there are 4"):
+    with pytest.raises(
+        KernelDeclined, match="3 rows of a captured graph need twice as many slots, but the cache has 4"
+    ):
         slots._captured(captured.CapturedLengths(), k, k, cache, cache, given)
 
 
