@@ -71,7 +71,7 @@ def capture_call(
         condition = dynamo.broken_at_once(cause)
         if not condition:
             raise
-        reason = f"the graph would be valid only while {condition}, but this call violates that"
+        reason = f"the graph would be valid only while {condition}, but this call violates this condition"
         raise CaptureError(reason=reason, line=line) from cause
     finally:
         # Each capture would count against Dynamo's limit for the function.

@@ -66,4 +66,6 @@ def _changes_nothing(node: fx.Node) -> bool:
     return node.target in _SAME and bool(storages(node)) and storages(node) == storages(source)
 
 
-REMOVE_NOOPS = Pass("remove_noops", "calls that return their input hide patterns and cost a call each", _run)
+REMOVE_NOOPS = Pass(
+    "remove_noops", "calls that return their input hide patterns, and each of them takes time", _run
+)

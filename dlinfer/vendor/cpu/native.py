@@ -170,7 +170,7 @@ def _compiler() -> list[str]:
         if shutil.which(name):
             return chosen or [name]
     raise BuildError(
-        f"no C++ compiler ({'CXX=' + chosen[0] if chosen else ', '.join(COMPILERS)}) is installed"
+        f"no C++ compiler ({'CXX=' + chosen[0] if chosen else ', '.join(COMPILERS)}) is installed; install one, or set CXX"
     )
 
 

@@ -60,7 +60,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
     def refuses_op(self, node: fx.Node) -> str | None:
         """Return why OpenVINO cannot run a node, or None. A mutating node is lowered as its functional variant."""
         if (number := _number_beyond(node)) is not None:
-            return f"{number} does not fit into its tensor's dtype, where torch wraps it around"
+            return f"{number} does not fit into its tensor's dtype, and torch wraps it around"
         if not written_arguments(node):
             return registry.refusal(Call.of(node))
         twin = functional_call(node)

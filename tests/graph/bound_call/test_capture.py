@@ -78,7 +78,9 @@ def test_sizes_that_are_not_equal_in_the_captured_call_are_refused():
     x, y = torch.ones(0, 3), torch.ones(1, 3)
     mark_unbacked(x, 0, "rows")
     mark_unbacked(y, 0, "others")
-    with pytest.raises(CaptureError, match=r"only while .*y\.size\(\)\[0\].*, but this call violates that"):
+    with pytest.raises(
+        CaptureError, match=r"only while .*y\.size\(\)\[0\].*, but this call violates this condition"
+    ):
         captured(lambda x, y: x + y, x=x, y=y)
 
 

@@ -627,11 +627,17 @@ class TestReasons:
     def test_no_compiler(self, tmp_path, monkeypatch):
         monkeypatch.delenv("CXX", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert native.why_not(tmp_path) == "no C++ compiler (c++, g++, clang++) is installed"
+        assert (
+            native.why_not(tmp_path)
+            == "no C++ compiler (c++, g++, clang++) is installed; install one, or set CXX"
+        )
 
     def test_the_named_compiler_is_missing(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-compiler -m64")
-        assert native.why_not(tmp_path) == "no C++ compiler (CXX=no-such-compiler) is installed"
+        assert (
+            native.why_not(tmp_path)
+            == "no C++ compiler (CXX=no-such-compiler) is installed; install one, or set CXX"
+        )
 
     @needs_compiler
     def test_a_source_that_does_not_compile(self, quick):

@@ -92,7 +92,7 @@ def test_a_type_of_elements_that_the_document_does_not_have():
 def test_numbers_of_a_list_that_a_tensor_cannot_hold_are_refused(values, dtype):
     tensor = LiteTensor(LiteLayout([1], dtype))
     tensor.fill_zero()
-    with pytest.raises(LiteArgumentError, match="values that float"):
+    with pytest.raises(LiteArgumentError, match="values that fit into float"):
         tensor.set_data_by_copy(values)
     assert tensor.to_numpy()[0] == 0
     tensor.set_data_by_copy([0.1])

@@ -251,7 +251,7 @@ def test_an_array_of_the_same_size_does_not():
     tensor = LiteTensor(LiteLayout([2, 4], "int32"))
     tensor.set_data_by_copy(values((4, 2)))
     assert tensor.layout.shapes == [2, 4]
-    with pytest.raises(LiteArgumentError, match="dtype int32, the tensor's, given float32"):
+    with pytest.raises(LiteArgumentError, match="the tensor's dtype int32, given float32"):
         tensor.set_data_by_copy(np.ones((2, 4), "float32"))
 
 

@@ -37,7 +37,7 @@ def _build(rewriter: Rewriter, match: Match, place: fx.Node) -> Sequence[fx.Node
 
 ADD_RMS_NORM = fusion_rule(
     name="add_rms_norm",
-    why="the residual sum is read again by the norm while it is still in registers",
+    why="the norm reads the residual sum while the sum is still in registers",
     anchors=(ops.rms_norm.overload,),
     match=_match,
 )

@@ -69,7 +69,7 @@ def _match_gating(topk: fx.Node) -> Match | None:
 
 MOE_GATING = fusion_rule(
     name="moe_gating",
-    why="Softmax and topk of a few numbers a token in one call.",
+    why="One call computes softmax and topk of each token's few numbers.",
     anchors=(aten.topk.default,),
     match=_match_gating,
 )
@@ -199,7 +199,10 @@ def _renormalised(bound: Bindings) -> tuple[fx.Node, tuple[fx.Node, ...]]:
 
 MOE_EXPERTS = fusion_rule(
     name="moe_experts",
-    why="One call a block that reads each chosen expert's weights in place, once for all of its tokens.",
+    why=(
+        "One call for each block reads each chosen expert's weights in place, once for all of the "
+        "expert's tokens."
+    ),
     anchors=(aten.sum.dim_IntList,),
     match=_match_experts,
 )

@@ -52,6 +52,6 @@ def _is_expanded(mask: torch.Tensor) -> bool:
 
 SHARED_MASKS = Pass(
     "inductor.shared_masks",
-    "attention makes an additive mask of a bool one at each call, in every layer the same",
+    "at each call, attention converts the same bool mask to an additive mask in every layer",
     share_additive_masks,
 )

@@ -253,7 +253,7 @@ class LiteTensor:
             self._set_layout(call, LiteLayout(values.shape, lite_type(values.dtype, call)))
         elif values.dtype != now.dtype:
             # As many bytes of another type: the library would reinterpret the bits.
-            raise wrong(call, "data", f"dtype {np.dtype(now.dtype)}, the tensor's", values.dtype)
+            raise wrong(call, "data", f"the tensor's dtype {np.dtype(now.dtype)}", values.dtype)
 
     def _address(self, call: str, data: Any, length: int, layout: LiteLayout | None) -> int:
         if not isinstance(data, ctypes.c_void_p):
@@ -262,16 +262,18 @@ class LiteTensor:
             raise wrong(call, "data", "an address", "a null pointer")
         size = self.nbytes if layout is None else layout.nbytes
         if (length or layout is None) and length != size:
-            raise wrong(call, "length", f"{size}, the tensor's bytes, or a new layout", length)
+            raise wrong(call, "length", f"{size}, the tensor's size in bytes, or a new layout", length)
         if layout is not None:
             self._set_layout(call, layout)
         return data.value
 
     def _for_host(self, call: str) -> None:
         if not (self.is_pinned_host or self.device_type == LiteDeviceType.LITE_CPU):
-            raise wrong(call, "the tensor", "one on the CPU or page-locked", self.device_type.name)
+            raise wrong(
+                call, "the tensor", "a tensor on the CPU, or a page-locked one", self.device_type.name
+            )
         if not self.is_continue:
-            raise wrong(call, "the tensor", "a contiguous one", "a part of another")
+            raise wrong(call, "the tensor", "a contiguous tensor", "a part of another tensor")
 
     def _write(self, address: int, size: int) -> None:
         if size:

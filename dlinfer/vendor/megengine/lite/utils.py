@@ -41,7 +41,7 @@ class TensorBatchCollector:
             layout = LiteLayout(sizes, lite_type(dtype, "TensorBatchCollector"))
             tensor = LiteTensor(layout, device_type, device_id, is_pinned_host)
         elif tensor.layout.shapes != sizes:
-            raise _wrong("tensor", f"one of sizes {sizes}", tensor.layout)
+            raise _wrong("tensor", f"a tensor of sizes {sizes}", tensor.layout)
         self._tensor = tensor
         self._sample = LiteLayout(sizes[1:], tensor.layout.dtype)
         self._count = sizes[0]
@@ -70,13 +70,13 @@ class TensorBatchCollector:
         if not isinstance(data, ctypes.c_void_p) or not data.value:
             raise _wrong("data", "a c_void_p with an address", data)
         if length != self._sample.nbytes:
-            raise _wrong("length", f"{self._sample.nbytes} bytes, a sample's", length)
+            raise _wrong("length", f"{self._sample.nbytes} bytes, the size of a sample", length)
         return self._collected(array_at(data.value, self._sample))
 
     def free(self, indexes: Iterable[int]) -> None:
         """Make places free again. Warns about places that are free already."""
         if not isinstance(indexes, Iterable):
-            raise _wrong("indexes", "numbers of places", indexes)
+            raise _wrong("indexes", "a list of place numbers", indexes)
         places = [self._place("indexes", index) for index in indexes]
         with self._lock:
             again = [place for place in places if place in self._free]

@@ -51,7 +51,7 @@ def _axes_as_attribute(node: Any) -> None:
 
     axes = _constant(node.inputs[1])
     if axes is None:
-        raise NotExportableError(node=node.name or "", op=node.op_type, reason="axes that are not constants")
+        raise NotExportableError(node=node.name or "", op=node.op_type, reason="the axes are not constants")
     node.attributes["axes"] = onnx_ir.AttrInt64s("axes", [int(axis) for axis in axes.reshape(-1)])
     node.attributes.pop("noop_with_empty_axes", None)
     node.resize_inputs(1)
@@ -86,7 +86,7 @@ def _sizes_as_input(graph: OnnxGraph, node: Any) -> None:
     shape = node.inputs[0].shape
     whole = shape[axis] if shape is not None else None
     if not isinstance(whole, int):
-        raise NotExportableError(node=node.name or "", op="Split", reason="a dimension of unknown size")
+        raise NotExportableError(node=node.name or "", op="Split", reason="a dimension has an unknown size")
     part = -(-whole // count)
     sizes = [part] * (count - 1) + [whole - part * (count - 1)]
     value = initialiser(graph, f"{node.outputs[0].name}_sizes", np.asarray(sizes, np.int64))

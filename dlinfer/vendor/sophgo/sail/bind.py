@@ -59,7 +59,9 @@ def _stage(network: NetworkInfo, shapes: list[tuple[int, ...]]) -> int | None:
         return None
     rule = "at most those" if network.is_dynamic else "those"
     raise _refuse(
-        network, f"inputs of shapes {_text(shapes)}; it takes {rule} of {' or '.join(map(_text, stages))}"
+        network,
+        f"the inputs have shapes {_text(shapes)}; the graph takes {rule} of "
+        f"{' or '.join(map(_text, stages))}",
     )
 
 

@@ -27,7 +27,7 @@ def refuses(call: Any) -> str | None:
         )
     if call.block_size not in latent.PAGES:
         return (
-            f"a graph over a latent cache needs blocks of {latent.PAGES[0]} or {latent.PAGES[1]}, not "
+            f"a graph over a latent cache needs blocks of {latent.PAGES[0]} or {latent.PAGES[1]} slots, not "
             f"{call.block_size}"
         )
     return None

@@ -18,11 +18,11 @@ _TEMPLATE = 2048  # the side of the mask that sparse mode 3 reads
 
 def _refuses(call: Any) -> str | None:
     if call.q.shape[-1] > fused.LARGEST_HEAD:
-        return "the kernels run prompts over a latent cache"
+        return "only the kernels run prompts over a latent cache"
     if call.q_ends.shape[0] != 1:
         return "a graph runs only one prompt; the kernels run several prompts, one call for each"
     if call.window_left >= 0 or (not call.causal and call.window_right >= 0):
-        return "the kernels run prompts with a window"
+        return "only the kernels run prompts with a window"
     return None
 
 

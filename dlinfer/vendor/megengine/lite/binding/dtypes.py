@@ -46,7 +46,7 @@ def numpy_type(number: int) -> type[np.generic]:
     """Return the numpy type for a LiteDataType's number. Raises LiteError for an undocumented number."""
     numpy = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
     if numpy is None:
-        raise LiteError(call="LiteLayout", detail=f"data_type {number}, which is none of {NAMES}")
+        raise LiteError(call="LiteLayout", detail=f"data_type {number} is none of {NAMES}")
     return numpy
 
 
@@ -94,7 +94,7 @@ def _rounded(array: np.ndarray, dtype: np.dtype, call: str) -> np.ndarray:
     infinite = np.isfinite(array) & ~np.isfinite(values)
     lost = infinite if array.dtype.kind == "f" else values.astype(np.float64) != array
     if lost.any():
-        raise wrong(call, "data", f"values that {dtype} has", repr(array[lost][0]))
+        raise wrong(call, "data", f"values that fit into {dtype}", repr(array[lost][0]))
     return values
 
 
