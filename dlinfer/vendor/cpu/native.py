@@ -170,7 +170,8 @@ def _compiler() -> list[str]:
         if shutil.which(name):
             return chosen or [name]
     raise BuildError(
-        f"no C++ compiler ({'CXX=' + chosen[0] if chosen else ', '.join(COMPILERS)}) is installed; install one, or set CXX"
+        f"no C++ compiler ({'CXX=' + chosen[0] if chosen else ', '.join(COMPILERS)}) is installed; "
+        "install one, or set CXX"
     )
 
 

@@ -40,7 +40,7 @@ def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
         for user in users:
             user.replace_input_with(mask, additive)
         names = (hidden.name, zeros.name, additive.name)
-        rewriter.edits.append(Edit("one additive mask", (), names, model_line(users[0])))
+        rewriter.edits.append(Edit("share one additive mask", (), names, model_line(users[0])))
     return rewriter.edits
 
 
