@@ -127,7 +127,7 @@ def test_paths_of_one_server_are_refused(serve: Serve):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{serve.url}{path}", b"{}", timeout=60)
         assert caught.value.code == 501
-        assert "one server" in json.loads(caught.value.read())["message"]
+        assert "a single server" in json.loads(caught.value.read())["message"]
 
 
 def test_a_killed_replica_loses_no_answer_and_comes_back(serve: Serve):

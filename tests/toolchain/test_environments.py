@@ -155,7 +155,7 @@ def test_a_step_is_told_of_however_short_it_is(recipe, monkeypatch):
     lines: list[str] = []
     install(replace(recipe, packages=(), check="import json"), lines.append)
     assert [line.split(" (")[0] for line in lines] == [
-        f"an environment of CPython {HERE}.0",
+        f"creating an environment of CPython {HERE}.0",
         "checking the installation",
     ]
 

@@ -107,5 +107,5 @@ def test_a_requirement_survives_json():
     one = Requirement.of(graph_of(lambda x: x / 2, INTS))
     again = Requirement.from_dict(one.to_dict())
     assert (again.state, again.reads_default_dtype) == (one.state, True)
-    with pytest.raises(ValueError, match="no dtype"):
+    with pytest.raises(ValueError, match="not a dtype"):
         dtype_named("torch.nn")

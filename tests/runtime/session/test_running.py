@@ -220,7 +220,7 @@ def test_process_by_indexes(session):
         assert session.process("forward", inputs, outputs) == 1
         assert str(session.last_error)
     assert session.process("backward", {0: rows(3)}, {0: logits}) == 1
-    assert "it has forward" in str(session.last_error)
+    assert "the entries are forward" in str(session.last_error)
 
 
 def test_an_engine_that_fails_leaves_a_session_that_runs(monkeypatch, tmp_path):

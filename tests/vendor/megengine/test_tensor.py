@@ -265,7 +265,7 @@ def test_an_address_needs_the_length_or_a_layout():
     data = values((2, 4))
     pointer, tensor = ctypes.c_void_p(data.ctypes.data), LiteTensor(LiteLayout([2, 4], "int32"))
     for length in (0, 31, 64):
-        with pytest.raises(LiteArgumentError, match="32, the tensor's bytes"):
+        with pytest.raises(LiteArgumentError, match="32, the tensor's size in bytes"):
             tensor.set_data_by_copy(pointer, length)
     tensor.set_data_by_copy(pointer, layout=LiteLayout([4], "int16"))
     assert tensor.to_numpy().tolist() == [0, 0, 1, 0]

@@ -279,7 +279,7 @@ def test_options_without_effect_follow_the_fallback_policy(linear):
     for part in (
         "dev_id (the CPU is device 0)",
         "set_size",
-        "mos (for the card's compiler)",
+        "mos (only the card's compiler uses it)",
         "oversubscription_name",
     ):
         assert part in str(said[0].message)

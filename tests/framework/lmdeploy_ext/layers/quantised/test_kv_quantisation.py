@@ -151,7 +151,7 @@ def model(k: int | None, v: int | None) -> Any:
         (16, (576, 0), ""),
         (8, (576, 0), "latent attention"),
         (4, (576, 0), "latent attention"),
-        (4, (33, 32), "heads of 33 and 32"),
+        (4, (33, 32), "key heads of 33 and value heads of 32"),
         (8, (33, 33), ""),
     ],
 )
