@@ -1,4 +1,4 @@
-"""The Dynamo backend ``dlinfer``: what torch.compile(model, backend="dlinfer") calls with each graph."""
+"""The backend ``dlinfer`` of torch.compile. Dynamo calls ``dlinfer_backend`` for each graph of a model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
@@ -35,12 +35,13 @@ def dlinfer_backend(
 ) -> Compiled:
     """Compile a Dynamo graph and return the compiled function.
 
-    options: the options of the compilation (``CompileOptions``). mode: ignored; transformers always passes
-    ``reduce-overhead``.
+    options: the options of the compilation (``CompileOptions``).
+    mode: None, ``default`` or ``reduce-overhead``. It has no effect, and is accepted because transformers always passes
+        ``reduce-overhead``.
 
-    Dynamo would wrap an error that its backend raises. So a refusal is raised later, when the returned function is
-    called: CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
-    CaptureError and GraphFallbackError.
+    Dynamo would wrap an error that its backend raises. So the backend returns a function that raises the error at each
+    call. The errors are CompileOptionError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy
+    ``error``, CaptureError and GraphFallbackError.
     """
     try:
         if mode not in (None, "default", "reduce-overhead"):
@@ -58,9 +59,9 @@ def dlinfer_backend(
 
 
 def _or_eager(compiled: CompiledGraph, graph_module: fx.GraphModule, policy: str) -> Compiled:
-    """Return a function that runs ``compiled``.
+    """Return a function that runs ``compiled``, or runs ``graph_module`` eagerly if the call's inputs share memory.
 
-    For a call with inputs that share memory, it runs ``graph_module`` eagerly, or raises under the policy ``error``.
+    Under the fallback policy ``error``, a call whose inputs share memory raises SharedMemoryError.
     """
 
     def run(*inputs: object) -> object:
@@ -83,8 +84,8 @@ def compile_graph(
     """Compile a graph for Dynamo. Return the compiled graph, the fx graph after the passes, and the report.
 
     keep_floats: whether Python floats that change between calls become inputs of the graph; see ``capture``.
-    Raises CaptureError, InferenceOnlyError, EngineUnavailableError and, under the fallback policy ``error``,
-    GraphFallbackError.
+    Raises CaptureError, InferenceOnlyError, CompileOptionError, EngineUnavailableError and, under the fallback policy
+    ``error``, GraphFallbackError.
     """
     _refuse_gradients(graph_module, example_inputs)
     engine = find_engine(options.wanted_engine, graph_device(_values(graph_module, example_inputs)).type)
@@ -111,7 +112,10 @@ def compile_graph(
 
 
 def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> None:
-    """Raise InferenceOnlyError if an op would record gradients; none does under ``no_grad`` or inference mode."""
+    """Raise InferenceOnlyError if an op of the graph would record gradients.
+
+    Ops under ``no_grad`` or inference mode record no gradients.
+    """
     records, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
     for node in graph_module.graph.nodes:
         if node.target is dynamo.SET_GRAD_ENABLED:
@@ -131,7 +135,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _values(graph_module: fx.GraphModule, example_inputs: Sequence[object]) -> Iterator[object]:
-    """Yield the values that show the graph's device: the inputs, and each node's result."""
+    """Yield the values that show the graph's device: the example inputs, and the example result of each node."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in graph_module.graph.nodes)
 

@@ -1,4 +1,6 @@
-"""Compiled calls that hold their weights and need no Dynamo guards, for adaptors that know what changes between calls.
+"""Compile a function once and call it without Dynamo guards.
 
-``capture`` compiles a function for an example call, and returns a ``BoundCall`` (``call``). ``store`` keeps it on disk.
+This is for adaptors that know which arguments change between calls. ``capture`` compiles a function for an example
+call, and returns a ``BoundCall`` (module ``call``): the compiled graph together with its weights. ``store`` keeps bound
+calls on disk.
 """

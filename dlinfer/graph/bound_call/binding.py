@@ -1,15 +1,23 @@
-"""Generate the function that reads a bound call's inputs, the reader.
+"""Generate the reader of a bound call: a function that collects the graph's inputs from a call's arguments.
 
-The reader has bound the weights and the steady arguments of an earlier call. It checks that these are still the same
-objects, and reads all other inputs from the call's arguments. It notices a replaced object, such as a KV cache in a
-list, a parameter or a module (assignment, ``load_state_dict(assign=True)``), and a changed number in an attribute.
-Writes into bound tensors need no check. The reader does not notice a tensor that changes its own dtype or layout, by
+A reader is made in one call, and keeps the weights and the steady arguments of this call. A steady argument is the same
+object at each call, such as the KV caches. In later calls, the reader checks that the kept objects are still in place,
+and reads the other inputs from the arguments. If a kept object was replaced, the reader returns None, and a new reader
+is made.
+
+The reader notices
+
+- a replaced KV cache in a list;
+- a replaced parameter or module, also after ``load_state_dict(assign=True)``;
+- a changed number in an attribute.
+
+Writes into kept tensors need no check. The reader does not notice a tensor that changes its own dtype or layout, by
 ``resize_``, ``parameter.data = ...`` or ``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
 
-The reader keeps a copy of each bound list or dict, and compares the list or dict with its copy. This is fast, because
-Python counts identical elements as equal. For two different tensors Python calls ``==``. If the result has several
-elements, it has no truth value, so Python raises an error, and the reader returns None. Tensors of one element raise no
-error, so they are also compared with ``is``.
+The reader also keeps a copy of each list or dict that holds kept objects, and compares the list or dict with its copy.
+This is fast, because Python counts identical elements as equal. For two different tensors, Python calls ``==``. If the
+result has several elements, it has no truth value. Python then raises an error, and the reader returns None. A tensor
+with one element raises no error, so the reader also compares it with ``is``.
 """
 
 import re
@@ -40,14 +48,16 @@ def bind(
     defaults: Mapping[str, object],
     hooks: int,
 ) -> Reader:
-    """Bind a call's steady objects, and return the reader of later calls.
+    """Return a reader for later calls, which keeps the steady objects of this call.
 
-    sources: for each value of the interface, the expression that reads it. count: the first ``count`` of these values
-    are inputs of the program; the others are only compared.
-    scope: the arguments and globals of the call, which fits the interface.
+    interface: the graph's inputs and constants. This call has already passed the interface's checks.
+    sources: for each value of the interface, the source expression that reads it. The first ``count`` values are inputs
+        of the program. The reader only compares the other values.
+    steady: names of the steady arguments.
+    scope: the arguments and globals of this call.
     defaults: the default values of arguments that a call may leave out.
-    hooks: the value of ``RemovableHandle.next_id`` before the interface was checked. torch increases it for each new
-    hook.
+    hooks: the value that ``RemovableHandle.next_id`` had before this call was checked. torch increases ``next_id`` for
+        each new hook, so the reader notices a new hook.
     """
     writer = _Writer(scope, steady)
     ports = iter(interface.inputs)
@@ -69,11 +79,14 @@ def bind(
 
 
 class _Writer:
-    """Writes the source of a Reader: a line for each check, and a scope with the objects that the lines name.
+    """Writes the Python source of a reader, and the scope of this source.
 
+    The lines of the source are checks and reads. They refer to objects by names, and the scope maps these names to the
+    objects.
     reads: the lines that read inputs from a call's arguments.
-    A step is one method call, attribute or index of an expression: ``L['a'].b[0]`` takes the steps ``.b`` and ``[0]``
-    from the argument ``a``.
+
+    A step is one method call, attribute or index in a source expression. In ``L['a'].b[0]``, the steps ``.b`` and
+    ``[0]`` follow the argument ``a``.
     """
 
     def __init__(self, scope: Scope, steady: Collection[str]) -> None:
@@ -88,14 +101,14 @@ class _Writer:
         self._holders: dict[str, object] = {}
 
     def name(self, value: object) -> str:
-        """Return the object's name in the scope; add the object if it has none."""
+        """Return the name of ``value`` in the scope. Add ``value`` to the scope if it has no name."""
         if id(value) not in self._names:
             self._names[id(value)] = f"c{len(self._names)}"
             self._scope[self._names[id(value)]] = value
         return self._names[id(value)]
 
     def bound(self, source: str, value: object) -> None:
-        """Add checks that an expression still evaluates to the same object: a check for each step of the expression."""
+        """Add checks that ``source`` still evaluates to the object ``value``: one check for each step of ``source``."""
         argument = root(source)
         if argument not in self._steady:  # a steady number in an argument that changes
             self._compare(_text(source), value)
@@ -109,9 +122,9 @@ class _Writer:
             container = result
 
     def constant(self, source: str, value: object) -> None:
-        """Add a check that an expression still has an equal value.
+        """Add a check that ``source`` still evaluates to an equal value.
 
-        If possible, this binds the object before the last step, so that the reader evaluates the last step only.
+        If the object before the last step is steady, the reader keeps this object, and evaluates only the last step.
         """
         if is_argument(source) or root(source) not in ("", *self._steady):
             self._compare(source, value)
@@ -145,14 +158,20 @@ class _Writer:
         self._checks[f"{self._read(container, step)} is not {self.name(result)}"] = None
 
     def _read(self, container: object, step: str) -> str:
-        """Return code that takes one step from an object. It reads ``__dict__``: ``Module.__getattr__`` is slow."""
+        """Return code that applies ``step`` to ``container``.
+
+        The code reads an attribute from ``__dict__`` if possible, because ``Module.__getattr__`` is slow.
+        """
         own = getattr(container, "__dict__", {})
         if step[1:] in own and own[step[1:]] is _taken(container, step):
             return f"{self.name(own)}[{step[1:]!r}]"
         return f"{self.name(container)}{step}"
 
     def _steady_holder(self, argument: str, steps: Sequence[str]) -> object:
-        """Return the object behind an argument's steps; None if a property among them makes a new one at each read."""
+        """Apply ``steps`` to an argument, and return the resulting object.
+
+        Return None if a step gives another object at each read, as a property may do.
+        """
         holder = self._arguments.get(argument)
         for step in steps:
             container, holder = holder, _taken(holder, step)
@@ -161,7 +180,12 @@ class _Writer:
         return holder
 
     def function(self, inputs: list[object], defaults: Mapping[str, object], hooks: int) -> Reader:
-        """Compile the reader. It returns a copy of ``inputs``, completed with the inputs that change."""
+        """Compile the source and return the reader.
+
+        inputs: the program's inputs, with None in place of each input that a call's arguments give. The reader returns
+            a copy of this list, completed with the inputs from the arguments.
+        defaults, hooks: see ``bind``.
+        """
         self._scope |= {"bound": inputs, "handles": RemovableHandle}
         checks = [*self._checks, f"handles.next_id != {hooks}"]
         if self._constants:
@@ -194,7 +218,7 @@ def _steps(source: str) -> list[str]:
 
 
 def _taken(value: Any, step: str) -> Any:
-    """Return the result of one step from ``value``: a method call, an attribute or an index."""
+    """Apply one step to ``value``, and return the result. The step is a method call, an attribute or an index."""
     if step.endswith("()"):
         return getattr(value, step[1:-2])()
     if step.startswith("."):
@@ -203,9 +227,9 @@ def _taken(value: Any, step: str) -> Any:
 
 
 def _is_plain(container: object) -> TypeGuard[list[object] | dict[object, object]]:
-    """Return whether a value is a list or dict that holds only tensors, modules, containers and None.
+    """Return whether ``container`` is a list or dict that holds only tensors, modules, containers and None.
 
-    Other lists and dicts hold values that may change at each call, such as a counter.
+    Any other list or dict may hold values that change at each call, such as a counter.
     """
     if type(container) not in (list, dict):
         return False

@@ -1,8 +1,8 @@
-"""Compiled calls without Dynamo's guards, for adaptors that know what can change between two calls.
+"""Run a compiled graph without Dynamo's guards, for adaptors that know what can change between two calls.
 
-A call evaluates Dynamo's source expressions to read its inputs, and runs the program. So no call recompiles, and no
-guards cost time. A call is refused if a constant differs from its value at the capture. Constants inside an argument
-are not compared.
+A bound call reads the graph's inputs with Dynamo's source expressions, such as ``L['x'].mask``, and runs the graph. It
+evaluates no guards and never recompiles. It refuses a call if an input does not fit the graph, or if a constant differs
+from its value at the capture. Constants inside an argument are not compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,12 @@ from dlinfer.graph.torch_private.thread_state import is_autocast_enabled
 
 @dataclass
 class BoundCall:
-    """A compiled function.
+    """A compiled function, which takes the keyword arguments of the original function.
 
-    sources: an expression for each value of the interface. The program's inputs come first, then the constants and the
-        numbers that appear in conditions only.
-    hooks: expressions of modules' hook dicts, which must be empty.
+    function: the original function.
+    sources: a source expression for each value of the interface. The first ones read the program's inputs. The others
+        read numbers that appear only in conditions, and constants.
+    hooks: source expressions of modules' hook dicts, which must be empty.
     steady: names of arguments that are the same object at each call.
     """
 
@@ -56,8 +57,9 @@ class BoundCall:
     def __call__(self, **kwargs: object) -> torch.Tensor:
         """Run the graph and return its result.
 
-        The call copies a changing argument that is not contiguous, so the result's strides are those for contiguous
-        arguments. Raises ArtifactInputError if the graph was not compiled for an argument or a value in it.
+        An argument that changes between calls is copied if it is not contiguous. So the result has the strides that
+        contiguous arguments give.
+        Raises ArtifactInputError if the graph was not compiled for an argument, or for a value inside an argument.
         """
         if self._autocast or is_autocast_enabled():
             self._check_autocast()
@@ -68,16 +70,19 @@ class BoundCall:
         return self.program(*inputs)[0]
 
     def unbind(self) -> None:
-        """Release bound weights and steady arguments. The next call reads them again."""
+        """Release the weights and steady arguments of earlier calls. The next call reads its own."""
         self._binding = None
         self.program.unbind()
 
     def check(self, kwargs: Mapping[str, object]) -> None:
-        """Raise ArtifactInputError if the graph was not compiled for such arguments."""
+        """Raise ArtifactInputError if the graph was not compiled for the arguments ``kwargs``."""
         self._inputs(self._traced.scope(kwargs))
 
     def _inputs(self, scope: Scope) -> list[object]:
-        """Return the program's inputs, read from a call's scope. Raises ArtifactInputError if a value does not fit."""
+        """Check all values in a call's scope, and return the program's inputs.
+
+        Raises ArtifactInputError if a value does not fit the interface, a module has a hook, or autocast differs.
+        """
         self._check_autocast()
         leaves: list[object] = []
         names = [source_name(source) for source in self.sources]
@@ -99,14 +104,17 @@ class BoundCall:
         return inputs[: len(self.program.program.inputs)]
 
     def _check_autocast(self) -> None:
-        """Raise ArtifactInputError if autocast is not as at the capture, whose casts are nodes of the graph."""
+        """Raise ArtifactInputError if the autocast state is not the one of the capture.
+
+        The graph contains the casts that autocast inserted at the capture.
+        """
         if (current := autocast()) != self._autocast:
             raise ArtifactInputError(
                 name="autocast", expected=self._autocast or "autocast off", given=current or "autocast off"
             )
 
     def _bind(self, kwargs: Mapping[str, object]) -> list[object]:
-        """Bind the steady objects of a call, and return the program's inputs for the call."""
+        """Make a new reader from this call's weights and steady arguments. Return the program's inputs for the call."""
         # Read before the hooks are checked: another thread may register a hook meanwhile.
         hooks = RemovableHandle.next_id
         scope = self._traced.scope(kwargs)

@@ -1,7 +1,7 @@
 """Capture a function as a bound call.
 
-Dynamo captures the function once. The adaptor compiles one call for each combination of flags that it passes to the
-function, and marks the sizes that change (``mark_unbacked``). A capture with a guard on such a size is refused.
+An adaptor passes flags to the function. It captures the function once for each combination of flags, and marks the
+sizes that change (``mark_unbacked``). If Dynamo adds a guard on a marked size, the capture is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,13 +37,13 @@ def capture_call(
     steady: Sequence[str],
     options: CompileOptions,
 ) -> tuple[BoundCall, torch.Tensor]:
-    """Compile ``function`` for calls like this one, and run it once. Return the bound call, and the result of the run.
+    """Compile ``function`` for arguments like ``kwargs``, and run it once. Return the bound call and the run's result.
 
     function: a module, or a method of a module. It must return one new tensor and store no tensor. Its other effects on
-    Python objects happen in this first run only.
-    steady: names of arguments that are the same object at each call. If another object comes, the call binds that
-    object from then on. For a number that never changes inside a changing argument, give ``argument.field`` or
-    ``argument.size()[2]``.
+        Python objects happen in this first run only.
+    steady: names of arguments that are the same object at each call. If a later call passes another object, the bound
+        call keeps that object from then on. Inside an argument that changes, a number may be steady: name it as
+        ``argument.field`` or ``argument.size()[2]``.
     Raises CaptureError if the function is not one graph, or if the graph depends on a value that is not steady.
     """
     traced = Traced(function)
@@ -95,9 +95,12 @@ class _Backend:
     """A Dynamo backend that keeps the compiled graph and the graph's assumptions.
 
     receiver: the parameter that holds the function's owner, such as ``self``.
-    _inputs: pairs (source, fake), one for each input. _written: for each input, whether the graph writes it.
-    _conditions: pairs (condition, sources). The condition's variable v0 is the first source, v1 the second, and so on.
-    _twice: pairs of sources that are the same tensor. _specialized: sources of constants.
+    _inputs: a pair (source, fake) for each input.
+    _written: for each input, whether the graph writes it.
+    _conditions: pairs (condition, sources). In a condition, v0 stands for the first source, v1 for the second, and so
+        on.
+    _twice: pairs of sources that are the same tensor.
+    _specialized: sources of the constants that Dynamo read.
     _first_run: the inputs and outputs of the run at capture.
     """
 
@@ -141,12 +144,15 @@ class _Backend:
         return run
 
     def _renamed(self, source: str) -> str:
-        """Return a Dynamo source expression with the owner named ``self``."""
+        """Return a Dynamo source expression, with ``L['self']`` in place of the owner's name in the signature."""
         is_owners = source.startswith(self._receiver)
         return "L['self']" + source[len(self._receiver) :] if is_owners else source
 
     def check(self, result: object, steady: Sequence[str]) -> None:
-        """Raise _CannotServeError if the graph would be wrong for later calls. Release the first run's tensors."""
+        """Raise _CannotServeError if the graph would be wrong for later calls, and release the first run's tensors.
+
+        result: the function's return value in the first run. steady: as in ``capture_call``.
+        """
         (inputs, outputs), self._first_run = self._first_run, ((), ())
         if self.compiled is None or not isinstance(result, torch.Tensor):
             raise _CannotServeError("it does not return exactly one tensor")
@@ -227,9 +233,10 @@ class _Backend:
         return [source for source, value in self._values(scope) if source.endswith(_HOOKS) and not value]
 
     def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:
-        """Yield a pair (source, value) for each constant to compare: arguments, and values in the owner or in globals.
+        """Yield a pair (source, value) for each constant that calls must compare.
 
-        The adaptor must keep values inside other arguments constant.
+        These are arguments, values inside the owner, and globals. A value inside another argument is not among them:
+        the adaptor must keep it constant.
         """
         for source in self._specialized:
             if is_argument(source) or source.startswith(("L['self'].", "G[")):
@@ -238,9 +245,10 @@ class _Backend:
 
 
 def _port(source: str, fake: object, value: Any, held: bool) -> Port:
-    """Return the port of an input, which checks the input's fixed sizes.
+    """Return the port of an input. The port's fixed sizes are checked at each call.
 
-    value: the input in the captured call. held: whether the bound call keeps this input between calls.
+    fake: Dynamo's fake for the input. value: the input in the captured call. held: whether the bound call keeps this
+        input between calls.
     """
     if not isinstance(fake, torch.Tensor):
         return Port.of_number(source_name(source), None)

@@ -1,4 +1,7 @@
-"""Dynamo's source expressions: they read from the arguments ``L`` and the globals ``G`` of a traced function."""
+"""Evaluate Dynamo's source expressions, such as ``L['x'].size()[0]`` or ``G['flag']``.
+
+``L`` holds the arguments of a traced function, and ``G`` holds its globals.
+"""
 
 import inspect
 import re
@@ -21,9 +24,10 @@ _EXPRESSION = re.compile(
 
 
 class Traced:
-    """A function as Dynamo traces it; for a module, its forward.
+    """A function as Dynamo traces it. A module is traced as its ``forward``.
 
-    owner: the module, or the object of a bound method. receiver: the owner's name in the signature, such as ``self``.
+    owner: the module, or the object of a bound method.
+    receiver: the name of the parameter that takes the owner, such as ``self``.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -42,18 +46,21 @@ class Traced:
 
 
 def root(source: str) -> str:
-    """Return the name of the argument that an expression reads from. Empty if it reads a global or cannot be parsed."""
+    """Return the name of the argument that an expression reads from.
+
+    The name is empty if the expression reads a global or cannot be parsed.
+    """
     match = _EXPRESSION.fullmatch(source)
     return match[1] or "" if match else ""
 
 
 def is_argument(source: str) -> bool:
-    """Return whether an expression is an argument itself, not the owner or a value in an argument."""
+    """Return whether an expression reads a whole argument. The owner and values inside an argument do not count."""
     return source == f"L[{root(source)!r}]" != "L['self']"
 
 
 def is_steady(source: str, steady: Collection[str]) -> bool:
-    """Return whether an expression reads from the function's owner, or from an argument or value in ``steady``."""
+    """Return whether ``source`` reads from the function's owner, or from an argument or value named in ``steady``."""
     name = source_name(source)
     return any(
         name == prefix or name.startswith((f"{prefix}.", f"{prefix}[")) for prefix in ("self", *steady)
@@ -61,7 +68,10 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
 
 
 def evaluate(source: str, scope: Scope) -> Any:
-    """Return an expression's value. Raises one of ABSENT if there is none, and KeyError for an unknown expression."""
+    """Return the value of ``source`` in ``scope``.
+
+    Raises KeyError if ``source`` has an unknown form, and one of ABSENT if the scope has no such value.
+    """
     if not _EXPRESSION.fullmatch(source):
         raise KeyError(source)
     return eval(source, {"__builtins__": {}}, dict(scope))

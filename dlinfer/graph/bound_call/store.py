@@ -1,8 +1,8 @@
-"""Compiled calls on disk, so that a second process starts without capturing or compiling.
+"""Keep bound calls on disk, so that a second process starts without capturing or compiling.
 
-Dynamo's capture alone takes seconds for a large model. The adaptor passes an identity: a text with everything that the
-graph depends on, such as the model's code, its configuration and dtypes. If the disk cache has a call with this
-identity, the call's inputs are checked, and it runs.
+Dynamo's capture alone takes seconds for a large model. So an adaptor describes the function by an identity: a text with
+everything that the graph depends on, such as the model's code, its configuration and its dtypes. If the disk cache has
+a bound call with the same identity, and the arguments fit it, the stored bound call runs.
 """
 
 import json
@@ -37,11 +37,11 @@ def compile_call(
     steady: Sequence[str] = (),
     options: CompileOptions | None = None,
 ) -> tuple[BoundCall, torch.Tensor, bool]:
-    """Load the compiled call from disk, or compile ``function`` for calls like this one. Then run the call once.
+    """Load the bound call of ``function`` from disk, or compile it for arguments like ``kwargs``. Then run it once.
 
-    Return three things: the bound call, the result of the run, and whether the bound call was on disk.
+    Return three things: the bound call, the result of the run, and whether the bound call came from disk.
     identity: a text with everything that the graph depends on, except torch, dlinfer, the CPU and the options.
-    steady: names of arguments that are the same object at each call (KV caches); see ``capture_call``.
+    steady: names of arguments that are the same object at each call, such as KV caches; see ``capture_call``.
     Raises CaptureError if the function is not one graph that returns one tensor.
     """
     chosen = options or CompileOptions()
@@ -63,7 +63,7 @@ def compile_call(
 
 
 def _misfit(call: BoundCall, kwargs: Mapping[str, object]) -> str:
-    """Return why a stored call does not fit these arguments; empty if it fits."""
+    """Return a reason not to run a stored call with the arguments ``kwargs``; empty if they fit."""
     try:
         call.check(kwargs)
     except ArtifactInputError as error:
@@ -105,7 +105,7 @@ class CallStore:
         )
 
     def read(self, contents: bytes) -> BoundCall:
-        """Restore a bound call from stored bytes. Raises an error if they are damaged."""
+        """Restore a bound call from stored bytes. Damaged bytes raise an error of any type."""
         data = json.loads(contents)
         program = CompiledGraph.from_dict(data["graph"], self._engine, self._folder)
         report = GraphReport.from_dict(data["report"])

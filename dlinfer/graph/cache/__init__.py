@@ -1,5 +1,5 @@
 """The disk cache of compiled code, for engines, bound calls and self-tests.
 
-An entry is bytes, stored under a key. A read checks the bytes for damage, and returns them, or nothing if they are
-damaged.
+The cache keeps bytes under keys. It checks the bytes for damage when they are read, and treats damaged bytes as
+missing.
 """

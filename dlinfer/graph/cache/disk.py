@@ -1,9 +1,9 @@
-"""The disk cache of compiled artifacts: entries by key, checked on reading, safe for several processes.
+"""The disk cache of compiled artifacts. Several processes may use it at the same time.
 
-An entry is one file: a header line with a SHA-256 of the rest, the text of its key, then the engine's bytes. The file
-is written elsewhere and renamed, so readers see it whole or not at all. An entry with a wrong checksum is removed, and
-its artifact is compiled again. An entry that cannot be opened, or that the engine's reader refuses, is reported and
-stays until the next compilation replaces it.
+An entry is one file: a header line with a SHA-256 of the rest, the text of the entry's key, then the stored bytes. A
+new file is written in a temporary folder and then renamed, so a reader sees a whole file or none. If the checksum is
+wrong, the entry is removed, and the artifact is compiled again. If an entry cannot be opened, or the function that
+reads its bytes raises an error, the failure is reported. The entry then stays until the next compilation replaces it.
 """
 
 import contextlib
@@ -33,10 +33,13 @@ _warned: set[str] = set()
 
 
 def counts() -> dict[str, int]:
-    """Return outcome -> how often it occurred in this process.
+    """Return how often each outcome of a load or a store occurred in this process: outcome -> count.
 
-    The outcomes: ``hit``, ``missed``, ``corrupt``, ``refused`` by the reader, ``not read``, ``stored``, ``not stored``,
-    and ``not used`` because the code on disk changed after this process loaded it.
+    - ``hit``, ``missed``, ``stored``, ``not stored``;
+    - ``corrupt``: the checksum was wrong;
+    - ``refused``: the function that reads the bytes raised an error;
+    - ``not read``: the file could not be opened or read;
+    - ``not used``: code on disk changed after this process loaded it.
     """
     with _lock:
         return dict(_counts)
@@ -44,7 +47,10 @@ def counts() -> dict[str, int]:
 
 @contextlib.contextmanager
 def uncounted() -> Generator[None]:
-    """Keep loads and stores of this thread in the ``with`` block out of ``counts``, as they serve no user's model."""
+    """Leave this thread's loads and stores in the ``with`` block out of ``counts``.
+
+    Self-tests use it, because their loads and stores serve no user's model.
+    """
     before = getattr(_thread, "uncounted", False)
     _thread.uncounted = True
     try:
@@ -58,7 +64,10 @@ class CacheWarning(UserWarning):
 
 
 class MissingEntryError(LookupError):
-    """A sound entry needs another entry that is missing. A reader raises this, and the load counts as missed."""
+    """An undamaged entry refers to another entry, which is missing.
+
+    The function that reads the bytes of an entry raises this error. The load then counts as missed.
+    """
 
 
 class ArtifactCache:
@@ -68,9 +77,10 @@ class ArtifactCache:
         self.folder = folder / kind
 
     def load(self, key: Key, read: Callable[[bytes], T]) -> T | None:
-        """Return ``read(bytes)`` for the bytes stored under ``key``; None if no readable entry is stored.
+        """Return ``read(data)`` for the bytes ``data`` that are stored under ``key``.
 
-        On a miss, DLINFER_DEBUG prints how the key of the nearest entry differs.
+        Return None if no bytes are stored, if they are damaged, or if ``read`` raises an error. On a miss,
+        DLINFER_DEBUG prints how ``key`` differs from the most similar stored key, field by field.
         """
         if _unusable(key):
             return None
@@ -81,7 +91,10 @@ class ArtifactCache:
         return value
 
     def load_named(self, name: str, read: Callable[[bytes], T]) -> T | None:
-        """Load an entry as ``load`` does, but by its key's name. A miss prints nothing of the nearest entry."""
+        """Load an entry as ``load`` does, but by the name of its key.
+
+        On a miss, DLINFER_DEBUG prints no comparison of keys.
+        """
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -107,7 +120,10 @@ class ArtifactCache:
         return value
 
     def store(self, key: Key, write: Callable[[], bytes]) -> bool:
-        """Store the bytes that ``write`` returns. Return False if this fails: a full disk, an error in ``write``."""
+        """Store the bytes that ``write`` returns. Return False if this fails, for example on a full disk.
+
+        Storing also fails if ``write`` raises an error.
+        """
         if _unusable(key):
             return False
         path = self.folder / key.name
@@ -125,7 +141,10 @@ class ArtifactCache:
         return True
 
     def why_missed(self, key: Key) -> str:
-        """Return how the nearest stored key differs, field by field; empty if no key of this subject is stored."""
+        """Return a text that says how ``key`` differs from the most similar stored key, field by field.
+
+        Only stored keys with the same kind and subject are compared. The text is empty if there are none.
+        """
         entries: list[tuple[int, Path]] = []
         with contextlib.suppress(OSError):
             entries = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"{key.prefix}*")]
@@ -144,7 +163,7 @@ def _entry(key: bytes, payload: bytes) -> bytes:
 
 
 def _payload(data: bytes, name: str) -> bytes | None:
-    """Return the bytes that were stored under this name; None if the file is damaged. data: the whole file."""
+    """Return the bytes that were stored under the name; None if the file is damaged. data: the content of the file."""
     header, newline, body = data.partition(b"\n")
     if not newline or header != b"%s %s" % (_MAGIC, hashlib.sha256(body).hexdigest().encode()):
         return None
@@ -154,7 +173,10 @@ def _payload(data: bytes, name: str) -> bytes | None:
 
 
 def _stored_key(path: Path) -> str:
-    """Return the key's text in a cache file, without a check of the checksum. Raises ValueError for another file."""
+    """Return the text of the key in a cache file. The checksum is not checked.
+
+    Raises ValueError if the file is no cache entry.
+    """
     with path.open("rb") as file:
         if not file.readline(200).startswith(_MAGIC):
             raise ValueError("no entry")
@@ -162,14 +184,17 @@ def _stored_key(path: Path) -> str:
 
 
 def _remove(path: Path, status: os.stat_result) -> None:
-    """Remove a damaged file, unless another process has replaced it since. status: that of the file that was read."""
+    """Remove a damaged file, unless another process has replaced it since it was read.
+
+    status: the status of the file when it was read.
+    """
     with contextlib.suppress(OSError):  # if the folder cannot be written, the next reader finds it again
         if os.path.samestat(path.stat(), status):
             path.unlink()
 
 
 def _unusable(key: Key) -> bool:
-    """Return whether code on disk changed after this process loaded it. If so, warn: the cache must not be used."""
+    """Return True, and warn, if code on disk changed after this process loaded it: the cache must not be used then."""
     change = key.environment.changed
     if change:
         _note("not used", Path(key.kind), CodeChangedError(change))

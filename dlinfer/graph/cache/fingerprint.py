@@ -56,14 +56,18 @@ _PROCESS = uuid.uuid4().hex
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything outside the graph that compiled code depends on. If all is equal, stored code is as good as new.
+    """Everything outside the graph that compiled code depends on. Stored code may be used only in an equal environment.
 
-    dlinfer: its version, and the digest of its loaded code.
-    vendors: name -> the origin of the vendor's code; for a plug-in with its version and code digest.
-    cpu: the CPU's flags. cpu_model: the CPU's name; libraries choose kernels by it.
-    isa: the instruction set that torch uses. forced_isa: those of ISA_VARIABLES that are set, with their values.
+    dlinfer: dlinfer's version, and the digest of its loaded code.
+    vendors: name of a vendor -> the origin of its code. For a plug-in, the origin includes a version and a code digest.
+    machine: the processor architecture.
+    cpu: the CPU's flags.
+    cpu_model: the CPU's name; libraries choose kernels by it.
+    isa: the instruction set that torch uses.
+    forced_isa: the variables of ISA_VARIABLES that are set -> their values.
     threads: torch's thread count.
-    torch_state: settings of torch that a capture or a compilation reads. settings: dlinfer's settings.
+    torch_state: the settings of torch that a capture or a compilation reads.
+    settings: dlinfer's settings.
     """
 
     python: str
@@ -141,10 +145,10 @@ _loaded_code = functools.cache(LoadedCode)
 
 
 def _digest(root: Path, module: str, loaded_at: int, changed: list[str]) -> str:
-    """Return the digest of loaded code.
+    """Return the digest of loaded code. root, module, loaded_at: see ``LoadedCode``.
 
     If a file changed since it was loaded, append the reason to ``changed``, and return a text that is unique to this
-    process.
+    process. Then no other process finds this process's entries.
     """
     try:
         return _loaded_code(root, module, loaded_at).digest()
@@ -154,7 +158,10 @@ def _digest(root: Path, module: str, loaded_at: int, changed: list[str]) -> str:
 
 
 def _vendor(name: str, changed: list[str]) -> str:
-    """Return the origin of a vendor's code. For a plug-in: its distribution, version and code digest."""
+    """Return the origin of a vendor's code. For a plug-in, the origin is its distribution, version and code digest.
+
+    changed: gets the reason if a file of the plug-in changed since it was loaded.
+    """
     origin = discovery.origin(name)
     if origin is None:
         return "registered by hand"

@@ -1,7 +1,8 @@
 """The key of compiled code: named fields for everything that the code depends on.
 
-Clusters, bound calls and an engine's own models have keys of the same form. An entry is stored under a digest of the
-key's canonical text, together with this text. So a miss can name the field that differs.
+All compiled code has keys of this form: the loops of an engine, bound calls, and an engine's own models. An entry's
+name is a digest of the key's canonical text. The entry also stores this text. So if a key is not found, the cache can
+say how it differs from a stored key.
 """
 
 import functools
@@ -22,13 +23,16 @@ _SUBJECT, _DIGEST = 12, 40
 class Key:
     """Everything that compiled code depends on. Values are plain data: numbers, texts, None, and containers of these.
 
-    kind: ``cluster``, ``call``, ... subject: the name of what is compiled; a miss is compared with stored keys of the
-    same subject.
-    content: the compiled graph or model as lines of text. device: where the code runs.
-    engine: the engine's name. engine_identity: facts of the engine that its stored programs depend on, such as
-    versions.
-    engine_options, options: the options of the compilation. disabled_passes: names of passes. steady: names of
-    arguments.
+    kind: the kind of compiled code, such as ``cluster`` (loops compiled together) or ``call`` (a bound call).
+    subject: the name of the compiled function or model. A missing key is compared with stored keys of the same subject.
+    environment: versions, code and settings; see ``Environment``.
+    content: the compiled graph or model, as lines of text.
+    device: the device that runs the code.
+    engine: the engine's name.
+    engine_identity: facts that this engine's stored programs depend on, such as versions.
+    engine_options, options: the options of the compilation.
+    disabled_passes: names of the graph passes that did not run.
+    steady: names of the arguments that a bound call treats as the same object at each call.
     variant: a number that tells apart entries with equal content.
     """
 
@@ -47,7 +51,7 @@ class Key:
 
     @functools.cached_property
     def text(self) -> str:
-        """The canonical text. Equal keys have equal texts, and different keys have different texts."""
+        """The canonical text of the key. Two keys are equal exactly if their texts are equal."""
         return json.dumps(_fields(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
     @functools.cached_property
@@ -70,7 +74,7 @@ def digest(text: str) -> str:
 
 
 def canonical_text(value: object) -> str:
-    """Return plain data as text. If a value or its type differs, the text differs."""
+    """Return plain data as text. Data of another value or another type has another text."""
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -106,9 +110,9 @@ def _canonical(value: object) -> object:
 
 
 def differences(stored: str, needed: str) -> list[str]:
-    """Return the fields that differ between two canonical texts.
+    """Return the differences between the canonical texts of two keys: one text for each field that differs.
 
-    Each is one text, such as ``environment.threads: 4 is stored, 2 is wanted``.
+    Such a text is ``environment.threads: 4 is stored, 2 is wanted``.
     """
     return [
         f"{name}: {_shown(old, new)} is stored, {_shown(new, old)} is wanted"
@@ -138,7 +142,7 @@ def _differing(name: str, old: object, new: object) -> Iterator[tuple[str, objec
 
 
 def _same(old: object, new: object) -> bool:
-    """Return whether two values are equal in JSON. The values 1, 1.0 and True all differ."""
+    """Return whether two values have the same JSON text. The texts of 1, 1.0 and True all differ."""
     return old is new or json.dumps(old, sort_keys=True, default=id) == json.dumps(
         new, sort_keys=True, default=id
     )

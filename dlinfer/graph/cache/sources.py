@@ -27,8 +27,9 @@ class CodeChangedError(Exception):
 class LoadedCode:
     """The code of a package, or of a module with one file, as this process loaded it.
 
-    root: the package's folder, or the module's file. module: the name of the package or module, such as ``dlinfer``.
-    loaded_at: a time in nanoseconds before the first of the modules was loaded.
+    root: the package's folder, or the module's file.
+    module: the name of the package or module, such as ``dlinfer``.
+    loaded_at: a time in nanoseconds, before the first module of the package was loaded.
     """
 
     def __init__(self, root: Path, module: str, loaded_at: int) -> None:
@@ -41,10 +42,10 @@ class LoadedCode:
         self._modules = 0
 
     def digest(self) -> str:
-        """Return the digest, which does not depend on the folder. Raises CodeChangedError if a loaded file changed.
+        """Return the digest of the loaded code. It does not depend on the location of the folder.
 
-        The first call computes the digest from all files. Later calls check the modules that were loaded in the
-        meantime: their files must not have changed since the first call.
+        Raises CodeChangedError if a loaded file changed. The first call computes the digest from all files. Each later
+        call checks the modules that were loaded since: their files must not have changed since the first call.
         """
         now = time.time_ns()
         if not self._change and len(sys.modules) != self._modules:
@@ -57,7 +58,10 @@ class LoadedCode:
         return self._digest
 
     def _changed_module(self) -> str:
-        """Check the modules that no earlier call checked. Return which file changed or is gone; empty if none did."""
+        """Check the files of modules that no earlier call checked.
+
+        Return a text that names a file that was changed or removed; empty if there is none.
+        """
         self._modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             path: str | None = getattr(module, "__file__", None)

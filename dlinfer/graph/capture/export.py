@@ -1,4 +1,4 @@
-"""An ExportedProgram as a captured graph with its weights."""
+"""Read torch.export's ExportedProgram as a captured graph with its weights."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,12 @@ Reference = Callable[[Sequence[torch.Tensor], Sequence[object]], Sequence[object
 class Exported:
     """A graph that torch.export captured.
 
-    weights: the tensors of the STATIC inputs. inputs: the module's names for the other inputs.
-    ranges: symbol -> the range that torch.export knows. names: a name for each output of the module.
-    examples: a value for each input that is not a weight; None if unknown.
-    reference: a function that runs the module; None if unknown.
+    weights: the tensors of the STATIC inputs: parameters, buffers and constants of the module.
+    inputs: the module's names for the inputs that are not weights.
+    names: a name for each output of the module.
+    ranges: symbol -> the range that torch.export knows for it.
+    examples: a value for each input that is not a weight; None if the values are unknown.
+    reference: a function that runs the module; None if the module is unknown.
     """
 
     captured: Captured
@@ -52,10 +54,12 @@ def read_export(
     args: tuple[object, ...],
     kwargs: Mapping[str, object] | None,
 ) -> Exported:
-    """Return an exported program's graph as a captured graph. Raises CaptureError.
+    """Return the graph of an exported program, with its weights. Raises CaptureError.
 
-    The program already is in the dialect: ATen ops before dispatch, in-place writes, and weights as inputs.
-    module: the module that was exported; ``program`` if it is unknown. args, kwargs: the example inputs of the module.
+    The program already is in dlinfer's dialect: it has ATen ops before dispatch, in-place writes, and weights as
+    inputs.
+    module: the module that was exported; ``program`` itself if the module is unknown.
+    args, kwargs: the example inputs of the module.
     """
     signature = program.graph_signature
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
@@ -99,7 +103,7 @@ def read_export(
 def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
     """Replace each weight that is lazily conjugated or negated with a resolved copy.
 
-    Raises CaptureError if the graph writes an input or returns such a weight: the caller would notice the copy.
+    Raises CaptureError if the graph writes any input, or returns a replaced weight: the caller would notice the copy.
     """
     lazy = lazy_inputs(weights)
     if not lazy:
@@ -122,7 +126,10 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy that passes may change. Checks of dtype and device are left out, because the fakes passed them."""
+    """Return a copy of the graph, which passes may change.
+
+    The copy has no checks of dtype and device (``_assert_tensor_metadata``), because the fake tensors passed them.
+    """
     copy = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
@@ -132,9 +139,10 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram) -> dict[torch.fx.Node, str]:
-    """Return node -> the module's name for this input.
+    """Return placeholder -> the module's name for this input.
 
-    The two names may differ: fx calls an input ``input_1`` if its own name is a Python builtin, such as ``input``.
+    The placeholder may have another name: fx names it ``input_1`` if the module's name is a Python builtin, such as
+    ``input``.
     """
     signature = program.module_call_graph[0].signature
     parameters = set((signature.forward_arg_names if signature is not None else None) or ())
@@ -148,8 +156,8 @@ def input_names(placeholders: Iterable[torch.fx.Node], program: ExportedProgram)
 def _output_names(program: ExportedProgram) -> list[str]:
     """Return a name for each output of the module.
 
-    A dict key or field such as ``logits`` is the name. Tuple items are ``output_0``, ``output_1``, ... A single output
-    is ``output``.
+    The name is a dict key or field, such as ``logits``. Tuple items are ``output_0``, ``output_1``, ... A single output
+    is ``output``. If two names were equal, all outputs are numbered like tuple items.
     """
     spec = program.call_spec.out_spec
     assert spec is not None

@@ -1,8 +1,8 @@
 """Float arguments, such as a temperature, as dynamic inputs of the graph.
 
 Dynamo passes a float as a 0-d tensor and reads it with ``item``. The capture records arithmetic and comparisons on the
-0-d tensor. It inserts casts, so that results are rounded as if the operand were a Python number. Any other use
-specializes on the value, with a guard.
+0-d tensor. It inserts casts, so that results are rounded as if the operand were a Python number. For any other use of
+the float, the graph specializes on the float's value, with a guard.
 """
 
 import itertools
@@ -22,7 +22,10 @@ _Binary = Callable[[Any, Any], Any]
 
 
 def _spelled(names: str, function: _Binary) -> dict[object, _Binary]:
-    """Return callee -> ``function`` for the Python operators, torch functions and methods with these names."""
+    """Return callee -> ``function`` for Python operators, torch functions and methods.
+
+    names: their names, separated by spaces.
+    """
     spellings = ((getattr(operator, name, None), getattr(torch, name, None), name) for name in names.split())
     return dict.fromkeys(itertools.chain(*spellings), function)
 
@@ -61,9 +64,9 @@ def is_float_read(node: fx.Node) -> bool:
 
 
 def changing_floats(graph: fx.Graph) -> set[fx.Node]:
-    """Return the inputs whose floats may change between calls.
+    """Return the placeholders of the graph whose floats may change between calls.
 
-    They are the function's arguments, and inputs that caused a recompilation. Floats of modules, such as the eps of
+    These are the function's arguments, and inputs that caused a recompilation. Floats of modules, such as the eps of
     LayerNorm, stay constants, because fusion rules read their values. If an input is not on the CPU, all floats stay
     constants.
     """
@@ -87,9 +90,10 @@ def _device(node: fx.Node) -> str | None:
 
 
 def on_floats(node: fx.Node, args: Any, kwargs: object, floats: tuple[bool, ...]) -> object:
-    """Run a node whose float inputs are 0-d float64 tensors. Return its result; None if it needs the floats' values.
+    """Run a node on float inputs that are 0-d float64 tensors. Return the node's result.
 
-    args: the node's arguments. floats: for each of them, whether it is a float input.
+    Return None if the node needs the values of the floats.
+    args: the node's arguments. floats: for each argument, whether it is a float input.
     """
     expected = node.meta.get("example_value")
     if kwargs or len(args) != 2:
@@ -113,7 +117,7 @@ def on_floats(node: fx.Node, args: Any, kwargs: object, floats: tuple[bool, ...]
 
 
 def _of_numbers(function: _Binary, args: Any) -> object:
-    """Compute a float, as a 0-d tensor, from two numbers, at least one of them a float input."""
+    """Compute a float, as a 0-d tensor, from two numbers. At least one of the numbers is a float input."""
     left, right = args
     if not isinstance(left, torch.Tensor):
         left = right.new_full((), left)

@@ -17,10 +17,11 @@ class RetraceError(Exception):
 def retrace(
     graph_module: fx.GraphModule, inputs: Mapping[fx.Node, object], mode: FakeTensorMode
 ) -> fx.GraphModule:
-    """Return a copy of a graph whose nodes have fakes of ``mode`` as results.
+    """Return a copy of a graph. Each node of the copy has a fake of ``mode`` as its result.
 
     inputs: placeholder -> its new value: a fake or a symbolic number of ``mode``, or a constant.
-    The copy keeps names, order, meta and constants. Raises RetraceError if an op depends on an unknown size.
+    The copy keeps names, order, meta and constants. Raises RetraceError if an op fails on the fakes, for example
+    because it depends on an unknown size.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -1,7 +1,8 @@
-"""Capture a Dynamo graph, or any function, as a graph in the dialect.
+"""Capture a Dynamo graph, or any function, as a graph in dlinfer's dialect.
 
-A Dynamo graph calls torch's Python API. Replaying it records ATen ops before dispatch. So ops with kernels of their own
-are not decomposed: ``linear`` stays ``linear``. An in-place write stays a write; AOTAutograd would clone the KV cache.
+A Dynamo graph calls torch's Python API. The capture replays these calls and records ATen ops before dispatch. So an op
+with a kernel of its own is not decomposed: ``linear`` stays ``linear``. An in-place write stays a write, while
+AOTAutograd would clone the KV cache.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -30,7 +31,10 @@ from dlinfer.graph.torch_private.fake_mode import (
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph in the dialect, the fakes of its inputs in call order, and the fake mode."""
+    """A graph in dlinfer's dialect (ATen ops before dispatch, with in-place writes).
+
+    fakes: the fakes of the graph's inputs, in call order. mode: the fake mode of these fakes.
+    """
 
     graph_module: fx.GraphModule
     fakes: tuple[object, ...]
@@ -49,8 +53,8 @@ def capture(
 ) -> Captured:
     """Capture a Dynamo graph. Raises CaptureError with the reason and the line of the model's source.
 
-    fakes: a fake for each input. keep_floats: whether floats that may change become dynamic inputs; if not, the graph
-    specializes on their values.
+    fakes: a fake for each input.
+    keep_floats: whether floats that may change become dynamic inputs. If False, the graph specializes on their values.
     """
     for value in fakes:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
@@ -122,9 +126,9 @@ def trace(
 
 
 def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
-    """Raise CaptureError for an index that is a 0-d tensor.
+    """Raise CaptureError if an index is a 0-d tensor.
 
-    torch reads the number in it, and the graph would keep the first call's number.
+    torch would read the number in this tensor during capture, and later calls would use the same number.
     """
     for node in graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         if "val" not in node.meta:
@@ -132,9 +136,9 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
 
 
 def _drop_without_result(graph: fx.Graph) -> None:
-    """Drop calls whose result is neither a tensor nor a number, such as ``promote_types``. Tracing has used it.
+    """Drop calls whose result is neither a tensor nor a number, such as ``promote_types``.
 
-    Raises CaptureError if a node reads such a result.
+    Tracing has already used the results. Raises CaptureError if a node of the graph reads such a result.
     """
     for node in reversed(graph.nodes):
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):
@@ -145,7 +149,7 @@ def _drop_without_result(graph: fx.Graph) -> None:
 
 
 def _refuse_fake_constants(graph_module: fx.GraphModule) -> None:
-    """Raise CaptureError for a constant that is a fake tensor: it comes from untraced code and has no values."""
+    """Raise CaptureError if a constant is a fake tensor. Untraced code made this tensor, and it has no values."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         if isinstance(attribute(graph_module, str(node.target)), FakeTensor):
             user = next(iter(node.users), node)
@@ -161,7 +165,11 @@ class _Replay(fx.Interpreter):
         self._floats: set[fx.Node] = set()
 
     def _run_on_floats(self, node: fx.Node) -> object:
-        """Run a node that reads float inputs: on their 0-d tensors if possible, else on their values, with a guard."""
+        """Run a node that reads float inputs.
+
+        The node runs on the floats' 0-d tensors if possible. Otherwise it runs on the floats' values, which adds a
+        guard.
+        """
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         result = on_floats(node, args, kwargs, tuple(argument in self._floats for argument in node.args))
         if result is not None:

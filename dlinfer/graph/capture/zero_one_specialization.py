@@ -1,9 +1,9 @@
-"""Let a graph serve sizes 0 and 1, which torch.export never traces.
+"""Let a graph serve sizes 0 and 1, although torch.export traces with every dynamic size at 2 or more.
 
-torch.export traces with every dynamic size at 2 or more. Afterwards it declares the user's whole range valid, even if
-that starts at 0 or 1. But a model may behave differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this
-module runs the captured graph at sizes 0 and 1, op by op. Each result must have the sizes of its fake. Outputs and
-writes must equal those of the original module.
+torch.export declares the user's whole range of sizes valid, even if the range starts at 0 or 1. But a model may behave
+differently at size 1 (``if x.shape[0] == 1``, ``squeeze``). So this module runs the captured graph at sizes 0 and 1, op
+by op. The result of each op must have the sizes of its fake. The outputs, and the tensors that the graph writes, must
+equal those of the original module.
 """
 
 import itertools
@@ -33,9 +33,9 @@ from dlinfer.utils.closeness import difference
 def from_one_on(exported: Exported) -> Exported:
     """Re-trace the graph with unbacked symbols if a size may be 0 or 1, so that torch specializes on neither value.
 
-    If the module and examples are known, test runs at sizes 0 and 1 come first. If a run at a size fails, the range
-    begins above this size. A graph that cannot be re-traced is returned unchanged. Raises CaptureError if a declared
-    minimum is 1 and the module behaves differently at size 1.
+    If the module and examples are known, test runs at sizes 0 and 1 come first. If the test run at a size fails, the
+    size's range begins above it. A graph that cannot be re-traced is returned unchanged. Raises CaptureError if a
+    declared minimum is 1 and the module behaves differently at size 1.
     """
     captured = exported.captured
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
@@ -73,10 +73,10 @@ def _places(captured: Captured, symbol: object) -> str:
 def _over_new_symbols(
     captured: Captured, declared: Mapping[Expression, tuple[int, int | None, int | None]]
 ) -> Captured:
-    """Re-trace a graph with new symbols, which get the guards of the old ones.
+    """Re-trace a graph with new symbols. The guards on the old symbols become guards on the new ones.
 
-    declared: old symbol -> its lowest value, its highest value and a hint. Raises RetraceError, and SizeTextError for a
-    size that cannot be written as an expression of the symbols.
+    declared: old symbol -> its lowest value, its highest value and a hint.
+    Raises RetraceError, and SizeTextError for a size that cannot be written as an expression of the symbols.
     """
     mode = strict_mode()
     names = {symbol: f"s{number}" for number, symbol in enumerate(declared)}
@@ -128,7 +128,11 @@ class _Trial:
             self._conditions = []  # without them, a forbidden size just fails in its test run
 
     def lowest(self, lows: Mapping[Expression, int]) -> dict[Expression, int]:
-        """Return each symbol's minimum: the one in ``lows``, or 1 or 2 if a test run at a smaller size failed."""
+        """Return symbol -> the lowest size that the graph serves correctly.
+
+        lows: symbol -> its declared minimum, 0 or 1. This minimum is raised to 1 if a test run at size 0 failed, and to
+            2 if a test run at size 1 failed.
+        """
         served = dict(lows)
         usual = self._usual()
         for size in (1, 0):
@@ -172,7 +176,10 @@ class _Trial:
         return all(itertools.starmap(_same, zip(results, expected, strict=True)))
 
     def _outcome(self, inputs: Sequence[object], run: Reference) -> list[object] | None:
-        """Return the outputs, the inputs and the written weights after a run on copies; None if the run fails."""
+        """Run on copies of ``inputs`` and of the weights that the graph writes.
+
+        Return the outputs, the inputs after the run, and the written weights; None if the run fails.
+        """
         weights = [w.clone() if index in self._written else w for index, w in enumerate(self._weights)]
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs]
         if self._draws:
@@ -184,7 +191,10 @@ class _Trial:
         return [*outputs, *leaves, *(weights[index] for index in self._written)]
 
     def _resized(self, value: object, example: object, values: Mapping[str, int]) -> object:
-        """Return the example with rows repeated or dropped, so that its sizes match the fake ``value``."""
+        """Return ``example`` with rows repeated or dropped, so that it has the sizes of the fake ``value``.
+
+        values: the value of each symbol. A symbolic number becomes an integer.
+        """
         if not isinstance(example, torch.Tensor) or not isinstance(value, torch.Tensor):
             return self.size(value, values) if isinstance(value, torch.SymInt) else example
         for dim, size in enumerate(value.shape):

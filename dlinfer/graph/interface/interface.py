@@ -1,7 +1,8 @@
-"""The interface of a compiled graph, and the check of a call's values as generated Python.
+"""The interface of a compiled graph, and generated Python code that checks a call's values.
 
-Artifacts and sessions call ``Interface.bind``. Bound calls also generate a function that reads the values. Its checks
-and conversions come from ``mismatches`` and ``as_taken``.
+Artifacts, sessions and bound calls check values with ``Interface.bind``. Bound calls also generate a reader, a function
+that finds the values in a call's arguments. The checks and conversions in its code come from ``mismatches`` and
+``as_taken``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +25,10 @@ Name = Callable[[object], str]
 
 
 def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
-    """Yield Python expressions that test a value: if it does not fit ``port``, one of them is true or raises.
+    """Yield Python expressions over a variable: if its value does not fit ``port``, one of them is true or raises.
 
-    value: the variable that holds the value. Sizes that depend on symbols are not tested here, but in
-    ``Interface.bind``.
+    value: the variable. name: returns the name of an object in the generated code.
+    Sizes that depend on symbols are not tested here. ``Interface.bind`` tests them.
     """
     if port.number:
         yield f"type({value}) is not int"
@@ -51,9 +52,10 @@ def mismatches(port: Port, value: str, name: Name) -> Iterator[str]:
 
 
 def as_taken(port: Port, value: str) -> str:
-    """Return Python code that converts a fitting value for the graph: without conj and neg bits, and contiguous.
+    """Return Python code that converts a variable's value to the graph's input.
 
-    value: the variable that holds the value.
+    The code resolves conj and neg bits and makes the tensor contiguous, unless the graph needs the tensor itself.
+    value: the variable. Its value fits ``port``.
     """
     if not port.may_be_copied:
         return value
@@ -62,7 +64,7 @@ def as_taken(port: Port, value: str) -> str:
 
 
 def _same_constant(value: object, constant: object) -> bool:
-    """Return whether two values have one type and are equal. Here 0.0 and -0.0 differ, and NaN equals NaN."""
+    """Return whether two values have the same type and are equal. Here 0.0 and -0.0 differ, and NaN equals NaN."""
     if type(value) is not type(constant):
         return False
     if isinstance(value, (float, complex)):
@@ -72,10 +74,11 @@ def _same_constant(value: object, constant: object) -> bool:
 
 @dataclass(frozen=True)
 class Interface:
-    """The inputs of a compiled graph, without its weights, and its outputs, in the graph's order.
+    """The inputs and outputs of a compiled graph, each in the graph's order. Weights are not among the inputs.
 
-    symbols: symbol -> its range. conditions: comparisons of symbols that must be true at each call.
-    constants: index among a call's values -> the constant at this index, which the graph was compiled with.
+    symbols: symbol -> its range.
+    conditions: comparisons of symbols that must be true at each call.
+    constants: index in the list of a call's values -> the constant that the graph was compiled with for this index.
     examples: symbol -> its value in the call that the graph was compiled for. Some symbols may be missing.
     """
 
@@ -88,14 +91,17 @@ class Interface:
 
     @cached_property
     def bind(self) -> Bind:
-        """The function that checks a call's values. It raises ArtifactInputError for a value that does not fit."""
+        """A function that checks a call's values and returns the graph's inputs and the symbols' values.
+
+        It raises ArtifactInputError for a value that does not fit.
+        """
         return _Binder(self).function()
 
     def values_among(self, leaves: Sequence[object], names: Sequence[str] = ()) -> Sequence[object]:
-        """Check the constants among a call's values, and return the other values: one for each port in ``inputs``.
+        """Check the constants among a call's values. Return the other values: one for each port in ``inputs``.
 
-        leaves: all values of a call. names: their names in errors. Raises ArtifactInputError if a constant differs from
-        the compiled one.
+        leaves: all values of a call. names: the names of these values in errors.
+        Raises ArtifactInputError if a constant differs from the one that the graph was compiled with.
         """
         for place, constant in self.constants.items():
             value = leaves[place]
@@ -108,9 +114,9 @@ class Interface:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Symbol -> the pair (input, dimension) of the size that gives a call's value of the symbol.
+        """Symbol -> the place where a call reads the symbol's value: the pair (index of an input, dimension).
 
-        This is the first size that consists of the symbol alone.
+        This is the first place whose size is the symbol alone, and not an expression such as ``2*s0``.
         """
         places: dict[str, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
@@ -120,12 +126,12 @@ class Interface:
         return places
 
     def place_name(self, index: int, dim: int) -> str:
-        """Return what errors call an input's size in dimension ``dim``, or an input that is an integer."""
+        """Return the name that errors use for the size of an input in dimension ``dim``, or for an integer input."""
         port = self.inputs[index]
         return port.name if port.number else f"{port.name}.size()[{dim}]"
 
     def usual(self, symbol: str) -> int:
-        """Return a possible value of a symbol: its example, else the lowest one above 0."""
+        """Return a possible value of a symbol: its example if there is one, else the lowest value above 0."""
         return self.examples.get(symbol, max(1, self.symbols[symbol][0]))
 
     @property
@@ -137,7 +143,7 @@ class Interface:
 class _Binder:
     """Generates the function for ``Interface.bind``, line by line.
 
-    Its code contains no name from an artifact's file: symbols become n0, n1, ...
+    The generated code contains no name from an artifact's file: it calls symbols n0, n1, ...
     """
 
     def __init__(self, interface: Interface) -> None:
@@ -179,7 +185,7 @@ class _Binder:
         return self._objects[id(value)]
 
     def _port(self, index: int, port: Port, value: str) -> Iterator[str]:
-        """Yield lines that check a value by itself, such as its dtype, and lines that read symbols from its sizes."""
+        """Yield lines that check one value by itself, such as its dtype, and lines that read symbols from its sizes."""
         refuse = f"self.refuse({index}, {value})"
         yield f"if {' or '.join(mismatches(port, value, self.name))}: {refuse}"
         if port.offset is not None:

@@ -1,4 +1,4 @@
-"""Derive the interface of a captured graph from the fakes of its inputs, its effects and its guards."""
+"""Derive the interface of a captured graph from the fakes of its inputs, its writes and its guards."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -27,9 +27,10 @@ def interface_of(
 ) -> tuple[Interface, dict[object, str]]:
     """Return two things: the interface of a graph, and symbol -> the symbol's name in this interface.
 
-    STATIC inputs are weights; they have no port. called, results: the module's names for the other inputs, and for the
-    outputs.
-    declared: symbol -> the range that torch.export knows. Raises CaptureError if a call cannot check an input or guard.
+    STATIC inputs are weights, so the interface does not list them.
+    called: the module's names for the other inputs. results: the module's names for the outputs.
+    declared: symbol -> the range that torch.export knows.
+    Raises CaptureError if calls cannot check an input or a guard.
     """
     nodes = [node for node in graph.find_nodes(op="placeholder") if not node.meta.get(STATIC)]
     symbols = dict.fromkeys(symbol for node in nodes for symbol in symbols_of(fake(node)))

@@ -25,16 +25,19 @@ def is_plain(value: torch.Tensor) -> bool:
 class Port:
     """One tensor or integer that a graph takes or returns.
 
-    sizes: expressions over the interface's symbols; None for a size that is not checked or is known only after a run.
-    bounds: the range of each size. strides: the required strides; None requires a contiguous tensor.
+    sizes: expressions over the interface's symbols. None stands for a size that is not checked, or is known only after
+        a run.
+    bounds: the range of each size.
+    strides: the required strides; None requires a contiguous tensor.
     offset: the required storage offset, in elements; None allows any offset.
-    number: whether the value is an integer; then ``sizes`` has one expression, for the integer.
-    written: whether the graph writes into the tensor. held: whether the graph keeps the tensor between calls, as it
-        keeps weights.
+    number: whether the port takes an integer; then ``sizes`` has one expression, for the integer.
+    written: whether the graph writes into the tensor.
+    held: whether the graph keeps the tensor between calls, as it keeps weights.
     resolved: whether the graph itself resolves conj and neg bits.
 
-    If a tensor has a conj or neg bit, or should be contiguous and is not, the call passes a copy. The call is refused
-    if the graph writes or holds such a tensor, or if a tensor has other strides than the required ones.
+    If a tensor has a conj or neg bit, or must be contiguous and is not, the call passes a copy to the graph. But a copy
+    would be wrong for a tensor that the graph writes or holds, so the call is refused. A call is also refused if a
+    tensor lacks the required strides.
     """
 
     name: str
@@ -51,7 +54,10 @@ class Port:
 
     @classmethod
     def of_number(cls, name: str, value: Size | None, bounds: Range = ANY_NUMBER) -> "Port":
-        """Return the port of an integer. value: its expression; None if it is not checked. bounds: its range."""
+        """Return the port of an integer.
+
+        value: the expression of the integer; None if it is not checked. bounds: the range of the integer.
+        """
         return cls(name, torch.int64, (value,), (bounds,), torch.device(HOST), number=True)
 
     @property
@@ -77,7 +83,7 @@ class Port:
         return any(low != high for low, high in self.bounds)
 
     def misfit(self, value: object) -> str:
-        """Return the text of an error for a value that does not fit. It names only the first thing that is wrong."""
+        """Describe a value that does not fit this port, as text for an error. The text shows only the first misfit."""
         if not isinstance(value, torch.Tensor) or self.number or not is_plain(value):
             return shown(value)
         if value.dtype != self.dtype or value.device != self.device:
