@@ -1,7 +1,7 @@
 """The base class of graph engines, and the search for an engine by name.
 
-An engine accepts or refuses each node, and compiles regions of accepted nodes. Its class lies in its vendor's folder,
-and ``Vendor.engines`` lists its name.
+An engine accepts or refuses each node of a graph, and compiles regions of accepted nodes. The class of an engine lies
+in its vendor's folder, and ``Vendor.engines`` lists the engine's name.
 """
 
 import threading
@@ -34,9 +34,10 @@ from dlinfer.vendor.base import Vendor
 class CompiledRegion:
     """A compiled region, with facts for reports.
 
-    run: what executes the region: a Program if the engine runs steps, otherwise an object of the engine's own.
-    placement: node name -> how the node runs: ``kernel ...`` or ``cluster ...``.
-    refused: node name -> why the node runs eagerly although the engine accepted it.
+    run: the object that executes the region: a Program if the engine runs steps, otherwise an object of the engine's
+        own.
+    placement: node name -> how the node runs, such as ``kernel ...`` or ``cluster ...``.
+    refused: node name -> the reason why the node runs eagerly although the engine accepted it.
     notes: other facts, a sentence each. The engine may append notes while the region runs.
     """
 
@@ -51,21 +52,21 @@ class SelfTest(Protocol):
     """Cases that the engine must compute correctly on this CPU before dlinfer uses it (``dlinfer.graph.selftest``)."""
 
     def failure(self, op: str, precision: str) -> str | None:
-        """Return why an op must not be used in a precision; None if it may be used."""
+        """Return a reason not to use ``op`` in ``precision``; None if the op passed its tests."""
         ...
 
 
 class Engine(ABC):
     """The interface that a vendor implements for graphs. One object serves the whole process, from any thread.
 
-    A vendor must implement ``refuses`` and ``compile``; everything else has a default.
+    A vendor must implement ``refuses`` and ``compile``. All other members have a default.
 
     name: the engine's name, unique among installed vendors.
-    passes: graph passes that run after the common passes, for this engine only; named ``engine.pass``.
-    phases_alike: whether a graph compiled for prefill is as fast in decode as one compiled for decode. If so, adaptors
-        compile the model once, and the engine holds its repacked weights once.
-    stored_options: names of the engine's options that change results; an artifact keeps their values. Never list an
-        option whose value leads to a file: an artifact may come from an untrusted source.
+    passes: graph passes for this engine only. They run after the common passes, and are named ``engine.pass``.
+    phases_alike: whether a graph that was compiled for prefill is as fast in decode as one that was compiled for
+        decode. If so, adaptors compile the model once, and the engine holds its repacked weights once.
+    stored_options: names of the engine's options that change results. An artifact keeps the values of these options.
+        Never list an option whose value leads to a file: an artifact may come from an untrusted source.
     concurrent: whether several threads may call one compiled region at the same time.
     selftest: the engine's self-test; None if there is none.
     """
@@ -81,14 +82,16 @@ class Engine(ABC):
 
     @abstractmethod
     def refuses(self, node: fx.Node) -> str | None:
-        """Return why this engine refuses a node; None if it accepts the node."""
+        """Return a reason not to run a node in this engine; None if the engine accepts the node."""
 
     @abstractmethod
     def compile(self, region: Subgraph, options: CompileOptions) -> CompiledRegion:
         """Compile a region of nodes that were not refused."""
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return why a region of these nodes is too small for this engine; None if it is large enough."""
+        """Return a reason not to run a region of these nodes in this engine, because it is too small; None if it is
+        not.
+        """
         return None
 
     def check_options(self, options: Mapping[str, object]) -> None:
@@ -106,7 +109,11 @@ class Engine(ABC):
     def join(
         self, steps: Sequence[Step], outputs: Iterable[str]
     ) -> tuple[Sequence[Step], Mapping[str, Function]]:
-        """Join steps into fewer calls. Return the new steps, and callee -> function for the joined ones."""
+        """Replace several steps by one call, where the engine can.
+
+        Return the new steps, and callee -> function for the calls that replace steps.
+        outputs: names of the values that are read after these steps.
+        """
         return steps, {}
 
     def restore(self, callees: Collection[str], cache_dir: Path) -> None:
@@ -124,7 +131,7 @@ class Engine(ABC):
 
 
 def check_options(engine: Engine, options: CompileOptions) -> None:
-    """Raise CompileOptionError if ``options`` names an engine option or an engine's pass that ``engine`` lacks."""
+    """Raise CompileOptionError if ``engine`` lacks an engine option, or an engine's pass, that ``options`` names."""
     engine.check_options(options.wanted_engine_options)
     own = [item.name for item in engine.passes]
     for name in options.passes:
@@ -136,7 +143,8 @@ def check_options(engine: Engine, options: CompileOptions) -> None:
 def find_engine(name: str | None, device_type: str) -> Engine:
     """Return the engine called ``name``; for None, the default engine of the device's vendor.
 
-    Raises EngineUnavailableError, VendorLoadError if loading fails, and VendorClashError if two vendors provide it.
+    Raises EngineUnavailableError if no usable vendor provides the engine, VendorLoadError if loading fails, and
+    VendorClashError if two vendors provide it.
     """
     if name is None:
         active = discovery.activate_default(device_type)

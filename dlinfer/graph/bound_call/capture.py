@@ -1,7 +1,7 @@
 """Capture a function as a bound call.
 
-An adaptor passes flags to the function. It captures the function once for each combination of flags, and marks the
-sizes that change (``mark_unbacked``). If Dynamo adds a guard on a marked size, the capture is refused.
+An adaptor captures a function once for each combination of the flags that the adaptor passes to it. It marks the sizes
+that change between calls (``mark_unbacked``). If Dynamo adds a guard on a marked size, the capture is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

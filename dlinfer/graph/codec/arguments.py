@@ -1,4 +1,7 @@
-"""Write and read arguments of calls as JSON: plain values, containers, dtypes, devices, and earlier results by name."""
+"""Write and read the arguments of a graph's calls as JSON.
+
+An argument is a plain value, a container, a dtype, a device, or the name of an earlier result.
+"""
 
 import math
 import re
@@ -27,7 +30,10 @@ class CodecError(ValueError):
 
 @contextmanager
 def refuse_malformed() -> Generator[None]:
-    """Turn errors that malformed data causes in the ``with`` block into CodecError. dlinfer's own errors stay."""
+    """Raise CodecError in place of an error that malformed data causes in the ``with`` block, such as KeyError.
+
+    dlinfer's own errors pass unchanged.
+    """
     try:
         yield
     except (CodecError, DlinferError):
@@ -68,9 +74,9 @@ def encode(value: object) -> Json:
 def decode(data: Json, references: Mapping[str, Callable[[str], object]]) -> Any:
     """Return the argument that ``encode`` wrote.
 
-    references: functions that return the object with a name, under ``node`` for nodes and ``constant`` for constants. A
-    reference is refused if its function is not there.
-    Raises CodecError for other data. Errors of the functions pass unchanged.
+    references: two functions, under the keys ``node`` and ``constant``. Each takes a name and returns the node or
+        constant with this name. If a key is missing, an argument that names a node or constant of this kind is refused.
+    Raises CodecError for other data. An error that a function of ``references`` raises passes unchanged.
     """
     if data is None or isinstance(data, (bool, int, float, str)):
         return data

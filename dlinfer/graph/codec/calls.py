@@ -46,9 +46,10 @@ def call_text(target: object) -> str:
 
 
 def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
-    """Return the op or arithmetic function that a text names. allowed: names of trusted ops of other namespaces.
+    """Return the op or arithmetic function that a text names.
 
-    Raises CodecError for everything else, and for an op that this process does not have.
+    allowed: names of trusted ops of other namespaces.
+    Raises CodecError for any other text, and for an op that this process does not have.
     """
     if not isinstance(text, str):
         raise CodecError(f"the op of a call is a {type(text).__name__}, not text")
@@ -74,7 +75,10 @@ def resolve_call(text: Json, allowed: Collection[str] = ()) -> Function:
 
 
 def check_call(function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Raise CodecError if arithmetic has operands that are not sizes, or an op has a keyword that its schema lacks."""
+    """Raise CodecError if a call passes arguments that a stored graph must not have.
+
+    Arithmetic takes sizes only. The call of an op may have only keywords that are in the op's schema.
+    """
     if isinstance(function, OpOverload):
         unknown = set(kwargs) - {argument.name for argument in function._schema.arguments}  # pyright: ignore[reportPrivateUsage]
         if unknown:

@@ -1,7 +1,8 @@
-"""Write a graph in the dialect as JSON, and read it.
+"""Write a graph in dlinfer's dialect as JSON, and read it.
 
-The file stores input dtypes, input sizes and every call. The reader recomputes results on fake tensors. Compiled loops
-read memory by these sizes, dtypes and strides, so these must come from torch and not from the file.
+The file stores the inputs' dtypes and sizes, and every call. It does not store the sizes, dtypes and strides of
+results, because compiled loops read memory by these numbers, and a file may be wrong. Instead, the reader runs every op
+on fake tensors.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -73,8 +74,8 @@ class Layout:
 def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Json, list[torch.Tensor]]:
     """Return the written form of a graph, and the tensors of its constants.
 
-    The graph's STATIC inputs come before all other inputs, as weights 0, 1, ... Constants are numbered after the
-    weights. Raises CodecError if a part of the graph has no written form.
+    The written form refers to tensors by numbers. The STATIC inputs are the weights 0, 1, ...; they come before all
+    other inputs. The numbers of the constants follow. Raises CodecError if a part of the graph has no written form.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     weights = sum(bool(node.meta.get(STATIC)) for node in placeholders)
@@ -99,7 +100,7 @@ def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Jso
 
 
 def other_op_versions(data: Json) -> Iterator[tuple[str, int, int]]:
-    """Yield each dlinfer op whose version in the file is not the version here, with both versions in this order.
+    """Yield (name, version in the file, version here) for each dlinfer op with different versions.
 
     Version 0 means that this dlinfer has no such op. An op without a version in the file has version 1.
     """
@@ -155,8 +156,8 @@ class ReadGraph:
 
     captured: the graph with its inputs' fakes, in a fake mode of its own.
     symbols: name of a symbol in the file -> its symbolic size in this fake mode.
-    interface: the interface in the file, with two additions: conditions on sizes that arose while the ops ran on fakes,
-    and the flag ``written`` of each input.
+    interface: the interface in the file, with two additions: the conditions on sizes that arose while the ops ran on
+        fakes, and the flag ``written`` of each input.
     writes: numbers of the weights and constants that the graph writes.
     """
 
@@ -174,9 +175,10 @@ def read_graph(
 ) -> ReadGraph:
     """Return the graph that ``write_graph`` wrote, after every op ran on fake tensors.
 
-    weights: the layouts of the weights, then of the constants. constants: number -> the constant's tensor.
+    weights: the layouts of the weights, then of the constants.
+    constants: number -> the constant's tensor.
     allowed: names of trusted ops outside torch's and dlinfer's own namespaces.
-    Raises CodecError if the data is not such a graph, or does not fit the weights.
+    Raises CodecError if ``data`` is not such a graph, or if the graph cannot run on weights of these layouts.
     """
     with refuse_malformed():
         return _Reader(data, weights, constants, allowed).read()

@@ -19,9 +19,9 @@ _FLAGS = ("number", "held", "resolved")
 
 
 def write_interface(interface: Interface) -> Json:
-    """Return an interface as JSON, without the ports' flag ``written``: ``read_graph`` takes it from the graph.
+    """Return an interface as JSON. Raises CodecError if a value has no written form.
 
-    Raises CodecError if a value has no written form.
+    The ports' flag ``written`` is left out, because ``read_graph`` finds it in the graph.
     """
     return {
         "symbols": [

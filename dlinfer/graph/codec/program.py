@@ -39,9 +39,10 @@ def read_program(
 ) -> Program:
     """Return the program that ``write_program`` wrote.
 
-    resolve: returns the function that a step's ``callee`` names. join: joins steps into fewer calls; see Program.
-    restore: called with the names of all callees, before any callee is resolved.
-    Raises CodecError for other data. Errors of the three functions pass unchanged.
+    resolve: returns the function that a step's ``callee`` names.
+    join: joins steps into fewer calls; see ``Program``.
+    restore: called with the names of all callees, before ``resolve`` is called for any of them.
+    Raises CodecError for other data. Errors that the three functions raise pass unchanged.
     """
     with refuse_malformed():
         name, inputs = str(data["name"]), [str(item) for item in data["inputs"]]

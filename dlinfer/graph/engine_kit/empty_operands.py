@@ -26,17 +26,24 @@ _FACTORS = ("mat1", "mat", "batch1", "input", "x", "self")
 
 
 def first_factor(packet: object, names: Collection[str]) -> str | None:
-    """Return the name of a matrix product's first factor; None for other ops. names: the op's argument names."""
+    """Return the parameter name of the first factor if ``packet`` is a matrix product; None for other ops.
+
+    names: the op's parameter names.
+    """
     if packet not in _PRODUCTS:
         return None
     return next(name for name in _FACTORS if name in names)  # in addmm and the like, ``self`` is an addend
 
 
 class EmptyOperands:
-    """A check of a call's inputs. It raises RefusedError if an operand that must have elements has none."""
+    """A check of a call's inputs. It raises RefusedError if an operand without elements would give a wrong result."""
 
     def __init__(self, graph: fx.Graph, shapes: Shapes) -> None:
-        """Find the sizes that each call must check. Raises UnknownSizeError if one does not follow from the inputs."""
+        """Find the sizes that each call must check.
+
+        shapes: returns, for each node, the shapes of the operands that must have elements.
+        Raises UnknownSizeError if a size of such an operand cannot be computed from the inputs.
+        """
         self._names: list[str] = []
         sizes: list[Sequence[int | torch.SymInt]] = []
         for node in graph.nodes:

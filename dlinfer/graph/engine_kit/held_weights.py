@@ -1,8 +1,8 @@
-"""Weights that a compiled region has built in, and the check that they have not changed.
+"""Weights that an engine built into a compiled region, and the check that they have not changed.
 
 Many compilers repack a weight once, as a constant. But a PyTorch parameter can be trained, reloaded or replaced between
-two calls. So each call compares its weights with the built-in ones, and recompiles if they differ. The comparison takes
-less than a microsecond per weight.
+two calls. So each call compares its weights with the built-in ones. If they differ, the region is compiled again. The
+comparison takes less than a microsecond per weight.
 """
 
 import threading
@@ -22,8 +22,9 @@ from dlinfer.graph.ir.program import Function, Inputs
 class _Built:
     """One compilation with its weights.
 
-    weights: the built-in tensors. Holding them keeps other tensors from getting their addresses.
-    marks: (index of the input, address, version) of each weight. samples: some elements of each weight.
+    weights: the built-in tensors. While they are held here, no other tensor can get their addresses.
+    marks: (index of the input, address, version) of each weight.
+    samples: some elements of each weight.
     """
 
     run: Function
@@ -39,7 +40,10 @@ class _Built:
         return self.samples.same()  # no weight has moved
 
     def changed(self, marks: tuple[tuple[int, int, int], ...]) -> list[int]:
-        """Return the indices of inputs whose memory or contents changed. marks: the new call's marks of the weights."""
+        """Return the indices of the inputs that are weights and have other memory or contents than the built-in ones.
+
+        marks: the marks of the new call's weights.
+        """
         moved = {
             number for number, (new, old) in enumerate(zip(marks, self.marks, strict=True)) if new != old
         }
@@ -50,9 +54,10 @@ class _Built:
 class HeldWeights:
     """A region with built-in weights, called with all inputs. It compiles at the first call and when a weight changed.
 
-    held: indices of the inputs that are built in. names: names of all inputs.
-    build: compiles the region with the built-in tensors, which it takes in the order of ``held``. It returns the
-    compiled function, which takes all inputs of the region.
+    held: indices of the inputs that are built in.
+    names: names of all inputs.
+    build: a function that takes the tensors of the ``held`` inputs, in this order, and compiles the region with them.
+        It returns the compiled function, which takes all inputs of the region.
     notes: a list that gets a sentence for each recompilation.
 
     A weight has changed if its address, its version or one of its sampled elements differs. Torch does not count writes

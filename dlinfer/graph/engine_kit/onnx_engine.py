@@ -22,8 +22,10 @@ Session = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 class OnnxEngine(ValueEngine[Options]):
     """An engine for runtimes that read ONNX.
 
-    opset: the models' ONNX opset version. translations: a static method that returns translations of torch ops to
-    onnxscript; they are tried before the standard ones. placement: the word for this engine's nodes in reports.
+    opset: the ONNX opset version of the models.
+    translations: a static method that returns translations of torch ops to onnxscript. They are tried before the
+        standard translations.
+    placement: the word for this engine's nodes in reports.
     """
 
     opset = OPSET
@@ -37,15 +39,15 @@ class OnnxEngine(ValueEngine[Options]):
 
     @abstractmethod
     def session(self, model: OnnxModel, options: Options) -> Session:
-        """Return a session that runs a model. The model contains the weights and may be freed after this call.
+        """Return a session that runs a model. Raises RefusedError if the vendor refuses the model.
 
-        Raises RefusedError if the vendor refuses the model.
+        The model contains the weights. dlinfer does not need the model after this call.
         """
 
     def fault(self, model: bytes) -> str | None:
-        """Return why the vendor refuses a model of a single node; None if it accepts the model.
+        """Return a reason not to run a model of a single node; None if the vendor accepts the model.
 
-        Called once for each kind of node. By default ONNX's own checker decides.
+        dlinfer calls this once for each kind of node. By default ONNX's own checker decides.
         """
         return fault_by_onnx(model)
 

@@ -29,7 +29,7 @@ class ExpectedError(Exception):
 
 
 def option(default: object, read: Reader) -> Any:
-    """Return a dataclass field for EngineOptions. read: checks and converts the user's value."""
+    """Return a dataclass field for EngineOptions. read: a function that checks and converts the user's value."""
     return field(default=default, metadata={"read": read})
 
 
@@ -50,7 +50,10 @@ class EngineOptions:
 
     @classmethod
     def of(cls: type[_Self], options: Mapping[str, object]) -> _Self:
-        """Return the options for names and values. Raises CompileOptionError for a wrong value or an unknown name."""
+        """Return the options object for a dict of names and values.
+
+        Raises CompileOptionError for a wrong value or an unknown name.
+        """
         known = [item.name for item in fields(cls)]
         for name, value in options.items():
             if name not in known:
@@ -67,7 +70,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def one_of(*allowed: str) -> Reader:
-    """Return a reader that accepts only the ``allowed`` words. Its errors list these words, without an empty one."""
+    """Return a reader that accepts only the ``allowed`` words. Its errors list these words, except an empty one."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -92,7 +95,10 @@ def whole(least: int, expected: str = "", fits: Callable[[int], bool] = lambda v
 
 
 def text(expected: str) -> Reader:
-    """Return a reader that accepts all strings but the empty one. expected: what errors say is allowed."""
+    """Return a reader that accepts every string except the empty one.
+
+    expected: the description of the allowed values in errors.
+    """
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:

@@ -52,9 +52,9 @@ def _size(size: int | SymInt, places: dict[Expression, str]) -> SizeText:
 
 
 def reader(sizes: Sequence[Sequence[SizeText]]) -> Callable[[Sequence[object]], tuple[tuple[int, ...], ...]]:
-    """Return a function that computes the sizes of a call's results from its inputs.
+    """Return a function that computes the sizes of a call's results from the call's inputs.
 
-    sizes: what ``sizes_of`` returned. Raises ValueError for malformed text.
+    sizes: the result of ``sizes_of``. Raises ValueError for malformed text.
     """
     rows = ["".join(f"{_text(size)}, " for size in row) for row in sizes]
     return eval(

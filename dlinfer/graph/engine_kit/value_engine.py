@@ -2,9 +2,9 @@
 
 The vendor's subclass implements
 
-- ``refuses_op``: says which nodes the vendor refuses, and why;
-- ``lower``: translates a functionalized region into the vendor's own form, a ``Lowered``;
-- ``Lowered.compile``: compiles this form when the weights are known;
+- ``refuses_op``, which refuses nodes and gives the reason;
+- ``lower``, which translates a functionalized region into the vendor's own form, a ``Lowered``;
+- ``Lowered.compile``, which compiles this form when the weights are known;
 - a dataclass of the engine's options, and some class attributes.
 
 This module and ``value_region`` do the rest. They functionalize regions, copy the new content of a written input back
@@ -46,9 +46,9 @@ class ValueEngine(Engine, Generic[Options]):
 
     options_type: the dataclass of the engine's own options.
     device_type: the type of the device whose tensors the engine reads.
-    refuses_writes: the reason for refusing nodes that write in place; None if the engine accepts them and returns the
-    new contents.
-    smallest: the least number of computing nodes that makes a region worth entering.
+    refuses_writes: the reason for refusing all nodes that write in place. None if the engine accepts such nodes, and
+        returns the new contents of the written tensors.
+    smallest: a region with fewer computing nodes is not worth entering, unless it has a heavy node (``is_heavy``).
     """
 
     options_type: type[Options]
@@ -60,16 +60,16 @@ class ValueEngine(Engine, Generic[Options]):
 
     @abstractmethod
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why the vendor refuses a node; None if it accepts the node.
+        """Return a reason not to run a node; None if the vendor accepts the node.
 
-        dlinfer calls this only for nodes that can be a function of values and whose tensors the engine accepts.
+        dlinfer calls this only for nodes that can be functionalized and whose tensors the engine accepts.
         """
 
     @abstractmethod
     def lower(self, function: Function, options: Options, policy: str) -> Lowered:
-        """Lower a function to the vendor's own form. policy: the fallback policy.
+        """Translate a functionalized region into the vendor's own form. policy: the fallback policy.
 
-        Raises RefusedError, NotAFunctionError and NotExportableError.
+        May raise RefusedError, NotAFunctionError and NotExportableError. Then torch runs the region.
         """
 
     def is_heavy(self, node: fx.Node) -> bool:
@@ -89,7 +89,7 @@ class ValueEngine(Engine, Generic[Options]):
         self.read_options(options)
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Return why a node is refused; None if it is accepted.
+        """Return a reason not to run a node; None if the node is accepted.
 
         A node is refused if it has a tensor of another device, layout or dtype, or an effect that cannot be returned as
         a value. It is also refused if the vendor refuses it, or if its op failed the self-test on this CPU.
@@ -109,7 +109,7 @@ class ValueEngine(Engine, Generic[Options]):
         return self.refuses_op(node) or self._selftest_failure(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return why a region is too small for the engine; None if it is large enough."""
+        """Return a reason not to enter a region, because it is too small; None if it is large enough."""
         count = sum(map(is_compute, nodes))
         if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None
@@ -137,7 +137,7 @@ class ValueEngine(Engine, Generic[Options]):
         return eager_region(region, self.name, options, reason, node)
 
     def _selftest_failure(self, node: fx.Node) -> str | None:
-        """Return why the vendor's self-test on this CPU forbids a node; None if it does not.
+        """Return a reason not to run a node, found by the vendor's self-test on this CPU; None if there is none.
 
         For a node that writes in place, the test of its functional op decides.
         """

@@ -43,10 +43,10 @@ class OutputSpecs:
         )
 
     def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
-        """Return a contiguous tensor for each output of a call: new memory, or a written input itself.
+        """Return a contiguous tensor for each output of a call. The tensor is new, or is an input that the call writes.
 
-        in_place: indices of written inputs whose memory may hold their new contents. Such an input is returned if it is
-        contiguous.
+        in_place: indices of written inputs whose memory may hold their new contents. Such an input is returned for its
+            output if the input is contiguous.
         """
         return [
             inputs[index]
@@ -74,9 +74,10 @@ class OutputSpecs:
 
 
 class Lowered(ABC):
-    """A function in a vendor's own form, before its weights are known.
+    """A functionalized region in a vendor's own form, before its weights are known.
 
-    source: the vendor's form as text, for reports. placement: how the nodes run, for reports.
+    source: the vendor's form as text, for reports.
+    placement: how the nodes run, for reports.
     held: indices of the inputs whose tensors ``compile`` builds in.
     outputs: dtypes and sizes of the outputs; ``outputs.empty(inputs)`` allocates the outputs of a call.
     notes: other facts for the report, a sentence each; the list may grow while the region runs.
@@ -95,18 +96,21 @@ class Lowered(ABC):
 
     @abstractmethod
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Compile with these weights, one for each index in ``held``. Raises RefusedError.
+        """Compile with these weights, one for each index in ``held``. Raises RefusedError if the vendor refuses.
 
-        If ``held`` is empty, dlinfer calls this method once, when it compiles the region. Else dlinfer calls it at the
-        region's first call, and again when a weight has changed.
+        If ``held`` is empty, dlinfer calls this method once, when it compiles the region. Otherwise dlinfer calls it at
+        the region's first call, and again when a weight has changed.
         """
 
     def check(self, inputs: Inputs) -> None:  # noqa: B027 - most vendors need none
-        """Raise RefusedError if the executable computes wrongly on these inputs, WrongInputError if torch raises."""
+        """Raise RefusedError if the executable would compute wrong results from these inputs.
+
+        Raise WrongInputError if torch would raise an error for these inputs.
+        """
 
 
 class Views(Lowered):
-    """A function that computes nothing: torch returns views of the region's inputs."""
+    """A region that computes nothing: torch returns views of the region's inputs."""
 
     placement = "view"
 
@@ -115,10 +119,11 @@ class Views(Lowered):
 
 
 class InputOverlap:
-    """A check for inputs whose memory overlaps. Calling it returns the reason why the call must not run, or None.
+    """A check for inputs whose memory overlaps. Calling it returns a reason not to run the call, or None.
 
-    It remembers the addresses and sizes of the last call. All inputs are compared only if a weight or a written input
-    has moved. If only other inputs have moved, the weights are left out. Several threads may call it at the same time.
+    The check remembers the addresses and sizes of the last call. It compares all inputs with each other only if a
+    weight or a written input has moved. If only other inputs have moved, it leaves out the weights. Several threads may
+    call it at the same time.
     """
 
     def __init__(self, function: Function) -> None:
@@ -155,7 +160,8 @@ class ValueRegion(RegionRun):
     """A compiled region. Several threads may call it at the same time if the vendor's executable allows that.
 
     engine, policy: the engine's name and the fallback policy, for calls that torch runs.
-    A region without built-in weights compiles in the constructor, which then raises RefusedError if the vendor refuses.
+    A region without built-in weights compiles in the constructor. The constructor raises RefusedError if the vendor
+    then refuses the region.
     """
 
     def __init__(self, region: Subgraph, lowered: Lowered, engine: str, policy: str) -> None:

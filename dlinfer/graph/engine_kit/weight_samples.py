@@ -54,7 +54,9 @@ class WeightSamples:
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Return the numbers of those weights whose sampled elements changed. owners: the weights to check."""
+        """Return the numbers of the weights whose sampled elements changed. owners: the numbers of the weights to
+        check.
+        """
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):
             chosen = np.isin(owner, list(owners))
@@ -64,7 +66,7 @@ class WeightSamples:
 
 
 def _offsets(weight: Tensor) -> _Places:
-    """Return offsets, in elements: that of a random element in each of up to 16 equal parts of the weight."""
+    """Return the offsets, in elements, of random elements: one from each of up to 16 equal parts of the weight."""
     count = min(SAMPLES, weight.numel())
     ends = np.linspace(0, weight.numel(), count + 1).astype(np.int64)
     chosen = ends[:-1] + (np.random.default_rng().random(count) * np.diff(ends)).astype(np.int64)

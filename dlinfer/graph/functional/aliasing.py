@@ -21,9 +21,9 @@ _PLACED = frozenset(
 def reads_in_place(graph: fx.Graph, index: int, content: object) -> bool:
     """Return whether the new content of an input may be computed in the input's own memory.
 
-    At most one op may read the old content. For each element of its result, it may read only the element at the same
-    index.
-    index: the input's place. content: the node that computes the new content.
+    This is so if at most one op reads the old content. This op must compute each element of its result from the element
+    of the old content at the same index.
+    index: the input's position among the inputs. content: the node that computes the new content.
     """
     old = graph.find_nodes(op="placeholder")[index]
     if content is old or any(user.op == "output" for user in old.users):
@@ -46,7 +46,7 @@ def _in_place(reader: fx.Node, old: fx.Node) -> bool:
 
 
 def overlapping(inputs: Sequence[object], written: Collection[int]) -> str | None:
-    """Return why a written input overlaps another input, or itself; None if none does.
+    """Return a text that says which inputs overlap, if a written input overlaps another input or itself; else None.
 
     inputs: tensors and numbers of a call. written: indices of the inputs that the call writes.
     """

@@ -1,9 +1,9 @@
 """Find the functional form of an op that writes: an op that returns the new contents instead.
 
 For ``aten.add_.Tensor`` this is ``aten.add.Tensor``. An op outside ATen that declares its writes, such as
-``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. That op returns the original's
-results, then the new content of each written argument. Engines lower it; under torch it copies the written arguments
-and calls the original.
+``dlinfer::fill_kv_cache``, gets a functional op in the namespace ``dlinfer_values``. The functional op returns the
+results of the original op, then the new content of each written argument. Engines lower the functional op. If torch
+runs it, it copies the written arguments and calls the original op.
 """
 
 import re
@@ -40,7 +40,7 @@ _lock = threading.Lock()
 class FunctionalCall:
     """The functional call that replaces a node that writes.
 
-    op: the functional op; None for ``copy_``: the new content is then the source, in the target's dtype and sizes.
+    op: the functional op. None replaces ``copy_``: the new content is then the source, in the target's dtype and sizes.
     targets: the nodes whose memory is written. The call returns their new contents in this order.
     args, kwargs: the functional op's arguments.
     results: the number of results that the original op has. The functional op returns them before the new contents.
@@ -59,7 +59,7 @@ class FunctionalCall:
 
 
 def functional_call(node: fx.Node) -> FunctionalCall | str:
-    """Return the functional form of a node that writes, or the reason why it has none."""
+    """Return the functional form of a node that writes. If it has none, return the reason as a text."""
     op = overload(node)
     if op is None:
         return f"{node.target} calls a graph that writes"

@@ -1,9 +1,10 @@
 """Functionalize a region: make a graph of values, without writes and aliases.
 
-Engines that have no in-place ops need it (OpenVINO, ONNX). Each in-place op becomes its functional form
+Engines that have no in-place ops need this form (OpenVINO, ONNX). Each in-place op becomes its functional form
 (``functional_ops``). A write through a view becomes a new value of the base tensor (``view_inverses``), and later reads
-use that value. The new contents of inputs are outputs. An engine binds each to the input's own memory, so a KV cache is
-never copied. If an output of the region is a view, torch makes it after the engine has run (``outputs``).
+use that value. The new contents of inputs are outputs. An engine binds each of these outputs to the input's own memory,
+so a KV cache is never copied. If an output of the region is a view, torch makes it after the engine has run
+(``outputs``).
 """
 
 import operator
@@ -47,7 +48,7 @@ class Function:
     """A functionalized region.
 
     graph_module: takes the region's inputs, with their ``val`` and STATIC, and returns a tuple of tensors. The engine
-        must return them contiguous. No node of it writes.
+        must return these tensors contiguous. No node of the module writes.
     writes: for each output that is the new content of an input, the input's index; None for a new tensor.
     in_place: indices of written inputs whose memory the engine may overwrite with the new content while it runs. Each
         element of the new content depends on one element of the old content, at the same index. No other op reads the
@@ -83,17 +84,20 @@ class Function:
             self._checks(*inputs)
 
     def conflict(self, inputs: Sequence[object]) -> str | None:
-        """Return why a written input overlaps another input or itself, so that the function must not run; else None."""
+        """Return a reason not to run the function, if a written input overlaps another input or itself; else None."""
         return overlapping(inputs, {index for index in self.writes if index is not None})
 
     def finish(self, inputs: Sequence[object], values: Sequence[Tensor]) -> tuple[object, ...]:
-        """Return the region's outputs. inputs: the inputs with their new contents. values: the function's outputs."""
+        """Return the region's outputs.
+
+        inputs: the inputs, which already have their new contents. values: the outputs of the function.
+        """
         written = len(self.writes) - self.writes.count(None)
         return self._results(*inputs, *values[written:])
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node cannot be functionalized; None if it can. For ``Engine.refuses``."""
+    """Return a reason not to functionalize a node; None if it can be functionalized. For ``Engine.refuses``."""
     if is_random(node):
         return "it draws from torch's random generator"
     if brings_symbol(node):
@@ -116,7 +120,7 @@ _METADATA = torch.ops.aten._assert_tensor_metadata.default
 
 
 def is_check(node: fx.Node) -> bool:
-    """Return whether a node is an assertion: it may raise, and has no result. ``Function.check`` runs these."""
+    """Return whether a node is an assertion: it may raise, and has no result. ``Function.check`` runs assertions."""
     return overload(node) is _METADATA or schema_name(node) in CHECKS
 
 
@@ -128,12 +132,15 @@ def output_nodes(graph: fx.Graph) -> list[fx.Node]:
 class _Builder:
     """Builds a Function in one walk over a region's nodes.
 
-    memory: old node -> the ids of its memory. root: memory id -> the first node in this memory.
-    content: id of written memory -> the node in the new graph that holds the root's present value.
+    The old graph is the region's graph. The new graph is the functionalized one.
+
+    memory: old node -> the ids of its memory.
+    root: memory id -> the first old node in this memory.
+    content: id of written memory -> the new node with the present value of the root.
     writes: memory id -> the number of writes so far.
-    value: old node -> a pair: the number of writes to its memory when its value was computed, and this value's node in
-    the new graph.
-    source: meta of the current node.
+    value: old node -> a pair. It has the number of writes to the node's memory when the node's value was computed, and
+        the new node with this value.
+    source: meta of the node that the walk is at.
     """
 
     def __init__(self, owner: fx.GraphModule) -> None:
@@ -163,9 +170,9 @@ class _Builder:
     def _located(self, node: fx.Node, shared: set[int], number: int) -> set[int]:
         """Return the ids of a node's memory. number: the node's position in the graph.
 
-        shared: memory that several inputs view, such as the KV caches of layers in one allocation. Each of these inputs
-        gets an id of its own, because the views are assumed not to overlap. Each call checks this
-        (``Function.conflict``).
+        shared: memory that several inputs view, such as one allocation with the KV caches of all layers. Each of these
+            inputs gets an id of its own, because the views are assumed not to overlap. Each call checks this assumption
+            (``Function.conflict``).
         """
         memory = storages(node)
         if not memory & shared:
@@ -193,9 +200,9 @@ class _Builder:
         value: object,
         kwargs: Mapping[str, Argument] | None = None,
     ) -> fx.Node:
-        """Insert and return a call in the new graph, with the current node's line of the model.
+        """Insert a call into the new graph and return it. It gets the model's line of the node that the walk is at.
 
-        args, kwargs: nodes of the old graph stand for their present values. value: the call's fake result.
+        args, kwargs: the arguments. An old node among them stands for its present value. value: the call's fake result.
         """
 
         def new(node: fx.Node) -> fx.Node:
@@ -211,7 +218,7 @@ class _Builder:
         return sum(self.writes[memory] for memory in self.memory[node])
 
     def current(self, node: fx.Node) -> Any:
-        """Return the new graph's node for the present value of an old node's memory."""
+        """Return the new node with the present value of an old node's memory."""
         writes, value = self.value[node]
         if writes == self._writes_to(node):
             return value
@@ -246,7 +253,9 @@ class _Builder:
         self.value[node] = (self._writes_to(node), result)
 
     def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[fx.Node]:
-        """Insert the functional op; return the op's own results, then the new content of each target."""
+        """Insert the functional op for ``node``. Return the results of the original op, then the new content of each
+        target.
+        """
         targets, count = functional.targets, functional.results
         if functional.op is None:
             source = functional.args[0]
@@ -279,7 +288,7 @@ class _Builder:
     def _fitted(self, value: fx.Node, content: Tensor, target: fx.Node) -> fx.Node:
         """Cast and expand a new content to the target's dtype and sizes. Return the node of the result.
 
-        value: the content's node. content: the content's fake.
+        value: the new node of the content. content: the fake of the content.
         """
         old = fake(target)
         if content.dtype != old.dtype:
@@ -308,9 +317,9 @@ class _Builder:
         self.writes[memory] += 1
 
     def _view(self, node: fx.Node, parent: fx.Node) -> tuple[fx.Node, int | None, fx.Node]:
-        """Return three things: the view op, an index, and the base tensor's node.
+        """Return three things: the view op that made ``node``, an index, and the node of the base tensor.
 
-        The index tells which of the view op's results ``node`` is; None if the op has one result.
+        If the view op has several results, the index says which of them ``node`` is. Otherwise the index is None.
         """
         if node.target is not operator.getitem:
             return node, None, parent
@@ -380,7 +389,10 @@ class _Builder:
 
 
 def _unit(value: object) -> Tensor | float:
-    """Return a one-element tensor or a number in place of a fake. An op that runs on these shows its result dtype."""
+    """Return a one-element tensor or a number in place of a fake.
+
+    Such values are for running an op, to see the dtype of its result.
+    """
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (torch.SymBool, bool)):

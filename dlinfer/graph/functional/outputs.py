@@ -1,7 +1,7 @@
 """Make a region's outputs from the values that an engine computed.
 
-A region may return an input, a view of an input, or two tensors that share memory. The engine computes each tensor that
-owns memory once, contiguous. torch then repeats the region's views of these tensors, without a copy.
+A region may return an input, a view of an input, or two tensors that share memory. So the engine computes each tensor
+that owns memory once, contiguous. torch then repeats the region's views of these tensors, without a copy.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ Fresh = tuple[fx.Node, Order | None]
 def results_of(owner: fx.GraphModule, outputs: Sequence[object]) -> tuple[list[Fresh], fx.GraphModule]:
     """Return the values that an engine has to compute, and a module that makes the region's outputs from them.
 
-    The module takes the region's inputs, then the computed values. Each value comes contiguous, with its dimensions
-    permuted into the order of memory. Raises NotAFunctionError if an output cannot be made in this way.
+    The module takes the region's inputs, then the computed values. The engine computes each value contiguous, with its
+    dimensions permuted into the order of memory. Raises NotAFunctionError if an output cannot be made in this way.
     """
     bases = dict.fromkeys(base for node in outputs if (base := _base(node)) is not None)
     fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]

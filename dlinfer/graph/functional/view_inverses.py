@@ -1,7 +1,7 @@
 """Turn a write through a view into a value: the base tensor's new content, with one part replaced.
 
-After ``x[:, 2:4].copy_(y)``, the content of ``x`` is ``slice_scatter(x, y, 1, 2, 4)``. The views that LLM code writes
-through have such an inverse here. A write through another view raises NotAFunctionError.
+After ``x[:, 2:4].copy_(y)``, the content of ``x`` is ``slice_scatter(x, y, 1, 2, 4)``. This module has such an inverse
+for each view op that LLM code writes through. A write through another view op raises NotAFunctionError.
 """
 
 import operator
@@ -24,13 +24,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ViewWrite:
-    """A write through a view.
+    """A write through a view. The old graph is the region's graph, and the new graph is the functionalized one.
 
-    view: the view op, a node of the old graph. index: which of the op's results is written; None if the op has one
-    result.
-    base: the base tensor's present value in the new graph. part: the written part's new value, also in the new graph.
+    view: the view op, a node of the old graph.
+    index: the index of the written result, if the view op has several results; else None.
+    base: the base tensor's present value, a node of the new graph.
+    part: the written part's new value, a node of the new graph.
     new_node: a function that inserts a call (op, args, fake result) into the new graph.
-    sizes: a function that returns the sizes of an old node as arguments in the new graph.
+    sizes: a function that returns the sizes of an old node as arguments for the new graph.
     """
 
     view: fx.Node
@@ -53,7 +54,7 @@ class ViewWrite:
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
     def scattered(self, op: Op, *bounds: Argument) -> fx.Node:
-        """Insert and return a call of a scatter op, which writes ``part`` into the base where ``bounds`` select."""
+        """Insert and return a call of a scatter op, which writes ``part`` into the base at the place ``bounds``."""
         return self.result(op, self.base, self.part, *bounds)
 
     @property

@@ -34,11 +34,12 @@ _ASSERTIONS = frozenset(
 
 
 class Decomposed:
-    """A copy of a graph whose ops all have a translation, without assertions that were checked on fakes.
+    """A copy of a graph whose ops all have a translation to ONNX.
 
-    Constants become additional placeholders, behind those of the graph. constants: name of such a placeholder -> its
-    constant.
-    Raises NotExportableError, naming the node of ``owner``.
+    The copy has no assertions, because they were checked on fakes. Constants become additional placeholders, after
+    those of the graph.
+    constants: name of such a placeholder -> its constant.
+    Raises NotExportableError, which names a node of ``owner``.
     """
 
     def __init__(self, owner: fx.GraphModule, registry: Registry) -> None:
@@ -63,7 +64,7 @@ class Decomposed:
         self._copies[node] = copy
 
     def _constant(self, node: fx.Node, value: object) -> None:
-        """Add a placeholder for a constant, before all other nodes."""
+        """Add a placeholder for a constant, after the other placeholders and before all other nodes."""
         if not isinstance(value, torch.Tensor):
             raise NotExportableError(
                 node=node.name, op="get_attr", reason=f"the constant is a {type(value).__name__}"

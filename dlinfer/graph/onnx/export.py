@@ -58,11 +58,11 @@ def export(
 ) -> OnnxGraph:
     """Return a graph as ONNX.
 
-    graph_module: every node has its fake in ``meta["val"]``. opset: at least ``OPSET``.
-    translations: a function that returns a dict, torch op -> translation. These are preferred to the standard ones. The
-    function's result is cached.
-
-    Raises NotExportableError, naming the node, if an op has no translation, or the translation refuses the call.
+    graph_module: the graph. Every node has its fake in ``meta["val"]``.
+    opset: at least ``OPSET``.
+    translations: a function that returns a dict, torch op -> translation. These translations are preferred to the
+        standard ones. The dict is cached.
+    Raises NotExportableError, which names the node, if an op has no translation, or the translation refuses the call.
     """
     device = graph_device(map(fake, graph_module.graph.find_nodes(op="placeholder")))
     registry = _registry(opset, translations)
@@ -86,7 +86,7 @@ def _registry(opset: int, translations: Callable[[], Table] | None) -> Registry:
 
 
 def _named(model: "onnx_ir.Model", graph: fx.Graph, constants: Mapping[str, Tensor]) -> OnnxGraph:
-    """Rename a model's inputs and outputs, make constants initializers, and return the model with the names.
+    """Rename a model's inputs and outputs, and turn constants into initializers. Return the model with the names.
 
     graph: the translated graph. constants: name of a placeholder -> its constant.
     """

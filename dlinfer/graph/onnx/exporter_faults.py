@@ -1,7 +1,8 @@
-"""Refuse calls that torch.onnx translates wrongly, and calls with arguments that its translations never read.
+"""Refuse calls that torch.onnx translates wrongly.
 
-Tests with torch's op database found the wrong translations. ``label_smoothing`` of ``cross_entropy_loss`` is an
-argument that is never read. A call that passes such an argument is refused if the argument may change a result.
+Tests with torch's op database found the wrong translations. Other translations never read some argument, such as
+``label_smoothing`` of ``cross_entropy_loss``. A call that passes such an argument is refused if the argument may change
+a result.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,28 +34,37 @@ _Call = Mapping[str, Any]
 
 
 def _pooling(call: _Call) -> str | None:
-    """Return why an average pooling is refused, or None. ONNX counts elements beyond the padding; torch does not."""
+    """Return a reason not to export an average pooling, or None.
+
+    ONNX counts elements beyond the padding; torch does not.
+    """
     if call["ceil_mode"] and call["count_include_pad"]:
         return "it is an average pooling with ceil_mode and count_include_pad"
     return None
 
 
 def _padding(call: _Call) -> str | None:
-    """Return why a padding is refused, or None. With a negative size, torch cuts and then pads; ONNX pads first."""
+    """Return a reason not to export a padding, or None.
+
+    With a negative size, torch cuts and then pads; ONNX pads first.
+    """
     if call["mode"] != "constant" and any(isinstance(size, int) and size < 0 for size in call["pad"]):
         return f"it pads by {call['mode']} with a negative size"
     return None
 
 
 def _reducing(call: _Call) -> str | None:
-    """Return why a scatter_reduce is refused, or None. ONNX has no mean, and always includes ``self``."""
+    """Return a reason not to export a scatter_reduce, or None.
+
+    ONNX has no mean, and always includes ``self``.
+    """
     if call["reduce"] == "mean" or not call["include_self"]:
         return f"ONNX has no scatter_reduce by {call['reduce']} with include_self={call['include_self']}"
     return None
 
 
 def _crossing(call: _Call) -> str | None:
-    """Return why a cross product is refused, or None.
+    """Return a reason not to export a cross product, or None.
 
     Without ``dim``, torch uses the first dimension of size 3, and the translation uses the last dimension.
     """

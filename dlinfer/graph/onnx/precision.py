@@ -1,4 +1,5 @@
-"""Refuse calls that lose precision in ONNX: float64 calls with float32 constants, and computed Python floats.
+"""Refuse calls that lose precision in ONNX: float64 calls with float32 constants, and calls that compute a Python
+float.
 
 The exporter writes Python numbers as float32 unless a type requires more, and some translations always compute in
 float32. A float that is computed from sizes has 64 bits in Python, and 32 bits in a model.
@@ -22,14 +23,14 @@ _SHORT_BITS = 12
 
 
 def python_float(node: fx.Node) -> str | None:
-    """Return why a node is refused: it computes a Python float. None for other nodes."""
+    """Return a reason not to export a node that computes a Python float; None for other nodes."""
     if node.op == "call_function" and isinstance(fake(node), (float, torch.SymFloat)):
         return "it computes a Python float of 64 bits, but an ONNX model has only 32 bits for it"
     return None
 
 
 def short_numbers(node: fx.Node, model: "onnx_ir.Model") -> str | None:
-    """Return why a float64 call is refused: its translation computes in float32. None if it keeps float64.
+    """Return a reason not to export a float64 call whose translation computes in float32; None for other calls.
 
     model: an ``onnx_ir.Model`` of this call alone.
     """

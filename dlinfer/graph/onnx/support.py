@@ -35,14 +35,14 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def no_type_of_onnx(dtype: torch.dtype) -> str | None:
-    """Return why ONNX does not support a dtype; None if it does."""
+    """Return a text that says that ONNX does not support a dtype; None if ONNX supports it."""
     if dtype.is_complex or onnx_type(dtype) is None:
         return f"ONNX tensors cannot have the dtype {str(dtype).removeprefix('torch.')}"
     return None
 
 
 def fault_by_onnx(model: bytes) -> str | None:
-    """Return why ONNX's checker refuses a model, given as bytes; None if it accepts the model."""
+    """Return the reason why ONNX's checker refuses a model, given as bytes; None if the checker accepts it."""
     import onnx
 
     try:
@@ -53,11 +53,13 @@ def fault_by_onnx(model: bytes) -> str | None:
 
 
 class Refusals:
-    """Cached answers of the exporter and a runtime about kinds of nodes. Threads may share one object.
+    """Answers to whether the exporter and a runtime support a kind of node. They are cached.
 
-    opset: the models' opset. translations: returns torch op -> translation, preferred to the standard ones; see
-    ``export``.
-    fault: takes a model as bytes. It returns why the runtime refuses the model, or None.
+    Threads may share one object.
+    opset: the models' opset.
+    translations: returns torch op -> translation. These translations are preferred to the standard ones; see
+        ``export``.
+    fault: takes a model as bytes. It returns the reason why the runtime refuses the model, or None.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def of(self, node: fx.Node) -> str | None:
-        """Return why a call is not supported; None if it is. The call must have a functional form."""
+        """Return a reason not to export a call; None if it is supported. The call must have a functional form."""
         key = f"{kind(node)} {_cache_order(node)}"
         with self._lock:
             if key not in self._answers:
@@ -94,7 +96,7 @@ class Refusals:
 
 
 def _cache_order(node: fx.Node) -> str:
-    """Return the layout of a node's KV caches; empty without a cache. Whether a translation exists may depend on it."""
+    """Return the layout of a node's KV caches; empty if it has none. A translation may exist for some layouts only."""
     op = overload(node)
     cache = arguments(node).get("k_cache") if op is not None else None
     return kv_order(fake(cache).device.type) if isinstance(cache, fx.Node) else ""

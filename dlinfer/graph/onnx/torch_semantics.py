@@ -1,8 +1,8 @@
 """Edit a graph so that ONNX's ops compute the same as torch's ops.
 
-ONNX's elementwise ops take operands of the same type: ``promote`` inserts the casts of torch's type promotion. ONNX
-counts negative indices from the end in every op. Some ops of torch refuse negative indices: ``refuse_negative`` makes
-ONNX raise in these ops too.
+- ONNX's elementwise ops take operands of the same type. ``promote`` inserts the casts of torch's type promotion.
+- ONNX counts negative indices from the end in every op, but some ops of torch refuse them. ``refuse_negative`` makes
+  ONNX raise in these ops too.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ _FROM_THE_FRONT: Mapping[str, str] = {
 
 
 def promote(graph: fx.Graph) -> None:
-    """Insert the casts that torch does inside its elementwise ops, and in sum, prod and cumsum. Changes ``graph``."""
+    """Insert the casts that torch does inside its elementwise ops and in sum, prod and cumsum. Changes ``graph``."""
     for node in list(graph.nodes):
         op = overload(node)
         if op is None:
@@ -97,7 +97,7 @@ def _cast(node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
 
 
 def refuse_negative(graph: fx.Graph) -> None:
-    """Replace negative indices by ``BEHIND`` in ops that refuse negative indices in torch. Changes ``graph``."""
+    """Replace negative indices by ``BEHIND`` in ops that refuse negative indices in torch. This changes ``graph``."""
     replaced: dict[tuple[fx.Node, int | None], fx.Node] = {}
     for node in list(graph.nodes):
         name = _FROM_THE_FRONT.get(schema_name(node))

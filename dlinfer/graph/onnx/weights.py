@@ -1,4 +1,4 @@
-"""Turn some inputs of a model into initializers, and write the model: as bytes, or as a file with a file of weights."""
+"""Turn some inputs of a model into initializers, and write the model as bytes or as files."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ INLINE_BYTES = 1 << 20
 
 
 def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value"]:
-    """Turn the inputs that ``weights`` names into initializers, and return their ``onnx_ir`` values.
+    """Turn the inputs that ``weights`` names into initializers, and return the ``onnx_ir`` values of these inputs.
 
-    weights: name of an input -> its tensor. The initializer uses the tensor's memory; a tensor that is not contiguous
-    is copied.
+    weights: name of an input -> its tensor. The initializer uses the tensor's memory. A tensor that is not contiguous
+        is copied.
     """
     import onnx_ir
 
@@ -38,8 +38,8 @@ def fill(graph: OnnxGraph, weights: Mapping[str, Tensor]) -> list["onnx_ir.Value
 class OnnxModel:
     """A graph with tensors for some of its inputs. These inputs become initializers in the written model.
 
-    weights: name of an input -> its tensor. Nothing is copied before a write. After a write the graph keeps no
-    reference to the tensors.
+    weights: name of an input -> its tensor. Nothing is copied before the model is written. Afterwards the graph keeps
+        no reference to the tensors.
     """
 
     graph: OnnxGraph
@@ -69,7 +69,10 @@ class OnnxModel:
 
     @contextmanager
     def filled(self) -> Generator["onnx_ir.Model"]:
-        """Yield the ``onnx_ir.Model``, with its weights until the ``with`` block ends. Only one thread may do this."""
+        """Yield the ``onnx_ir.Model``. It contains the weights until the ``with`` block ends.
+
+        Only one thread at a time may use this.
+        """
         body = self.graph.model.graph
         inputs = list(body.inputs)
         held = fill(self.graph, self.weights)

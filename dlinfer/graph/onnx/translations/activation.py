@@ -1,4 +1,4 @@
-"""Gated activations."""
+"""Translate gated activations."""
 
 import math
 
@@ -16,7 +16,7 @@ def silu_mul(gate: Value, up: Value) -> Value:
 
 @translates(_ops.silu_and_mul.default)
 def silu_and_mul(x: Value) -> Value:
-    """Return ``silu_mul`` of both halves of the last dimension; the first half is the gate."""
+    """Return ``silu_mul`` of the two halves of the last dimension. The first half is the gate."""
     gate, up = op.Split(x, axis=-1, num_outputs=2)
     return silu_mul(gate, up)
 

@@ -27,14 +27,14 @@ Scores = Callable[[Value, Value, float, int], Value]
 
 
 def plain_scores(query: Value, key: Value, scale: float, dims: int) -> Value:
-    """Return scaled products of queries and keys as Transpose and MatMul. dims: the operands' rank."""
+    """Return the scaled products of queries and keys, as Transpose and MatMul. dims: the rank of both operands."""
     order = [*range(dims - 2), dims - 1, dims - 2]
     scaled = op.Mul(query, number(scale, query))
     return op.MatMul(scaled, op.Transpose(key, perm=order))
 
 
 def attention_with(scores: Scores) -> Callable[..., Value]:
-    """Return a translation of torch's op. scores: writes the products of queries and keys."""
+    """Return a translation of torch's op. scores: a function that writes the products of queries and keys."""
     return functools.partial(_attention, scores)
 
 
@@ -51,7 +51,7 @@ def _attention(
 ) -> Value:
     """Return the attention as torch defines it: the result of a query without a visible key is 0.
 
-    The query heads of a group become rows of the same product.
+    If several query heads share a KV head, their rows become rows of one matrix product.
     """
     if dropout_p:
         raise Untranslated("the attention has dropout")
@@ -86,7 +86,7 @@ def _group(query: Value, key: Value) -> int:
 
 
 def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Value:
-    """Return the shape [..., kv heads, group * L, last], which makes the query heads of a group rows."""
+    """Return the shape [..., kv heads, group * L, last]. It holds the rows of a group's query heads in one matrix."""
     dims = rank(query)
     length = size(query, dims - 2)
     head = [*sizes(query, 0, -3), (key, dims - 3)]

@@ -1,4 +1,4 @@
-"""Translate maximum and minimum over dimensions (``amax``), and of two tensors without their NaNs (``fmax``)."""
+"""Translate maxima and minima: over dimensions (``amax``), and elementwise without NaNs (``fmax``)."""
 
 from collections.abc import Sequence
 
@@ -39,13 +39,13 @@ def _reduced(name: str, x: Value, dim: Sequence[int], keepdim: bool) -> Value:
 
 @translates(_aten.fmax.default)
 def fmax(self: Value, other: Value) -> Value:
-    """Return the larger of each two elements; if one is NaN, the other."""
+    """Return the larger of each two elements. If one of them is NaN, return the other."""
     return _of_numbers("Max", self, other)
 
 
 @translates(_aten.fmin.default)
 def fmin(self: Value, other: Value) -> Value:
-    """Return the smaller of each two elements; if one is NaN, the other."""
+    """Return the smaller of each two elements. If one of them is NaN, return the other."""
     return _of_numbers("Min", self, other)
 
 

@@ -33,7 +33,7 @@ def copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
 def index_copy(self: Value, dim: int, index: Value, source: Value) -> Value:
     """Return ``self`` with the rows of ``source`` in the places that ``index`` names along ``dim``.
 
-    This becomes a ScatterND, which copies whole rows. A runtime may compute the result in the memory of ``self``.
+    The translation is a ScatterND, which copies whole rows. A runtime may compute the result in the memory of ``self``.
     """
     if rank(self) == 0:
         raise Untranslated("index_copy writes into a 0-d tensor")
@@ -62,7 +62,10 @@ def squeeze(self: Value, dim: int | Sequence[int]) -> Value:
 
 @translates(_aten.reshape.default)
 def reshape(x: Value, shape: Sequence[Value]) -> Value:
-    """Return x with new sizes: numbers, or values of the graph. A size of 0 means 0, not ONNX's "as in x"."""
+    """Return x with new sizes.
+
+    shape: numbers, or values of the graph. A size of 0 means 0, while ONNX's default for 0 is the size of x.
+    """
     fixed = 0 not in shape and all(isinstance(size, int) for size in shape)
     return op.Reshape(x, shape_of(shape), allowzero=int(not fixed))
 

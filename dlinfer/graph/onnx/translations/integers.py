@@ -88,7 +88,10 @@ def floor_divide(self: Value, other: Value) -> Value:
 
 @translates(_aten.where.self)
 def where(condition: Value, self: Value, other: Value) -> Value:
-    """Return ``self`` or ``other`` by the condition. Bools use logical ops, because runtimes lack a kernel for them."""
+    """Return ``self`` where the condition is true, and ``other`` elsewhere.
+
+    Bools are chosen with logical ops, because runtimes have no Where for bools.
+    """
     if not is_type(self, "BOOL"):
         return op.Where(condition, self, other)
     return op.Or(op.And(condition, self), op.And(op.Not(condition), other))

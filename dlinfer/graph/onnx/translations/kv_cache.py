@@ -19,9 +19,9 @@ from dlinfer.graph.onnx.translations.writing import (
 def fill_kv_cache(
     k: Value, v: Value, k_cache: Value, v_cache: Value, kv_start_indices: Value
 ) -> tuple[Value, Value]:
-    """Return both caches with the rows of k and v in their slots; rows with a negative slot are ignored.
+    """Return both caches with the rows of k and v in their slots. Rows with a negative slot are ignored.
 
-    The caches have the dimension order of the active vendor of the graph's device.
+    The caches' dimensions are in the order that the active vendor uses on the graph's device.
     """
     order = cache_order()
     if order[-1] != "D":

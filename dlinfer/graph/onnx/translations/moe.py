@@ -28,7 +28,10 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.moe_gating_topk_softmax.default)
 def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value]:
-    """Return the softmax weights and ids of each token's ``topk`` experts; with groups, of each group's best."""
+    """Return the softmax weights and ids of each token's ``topk`` experts.
+
+    With groups, these are the best ``topk / n_groups`` experts of each group.
+    """
     logits, _ = wide(router_logits)
     weights = op.Softmax(logits, axis=-1)
     if n_groups < 1:
@@ -43,7 +46,7 @@ def gating(router_logits: Value, topk: int, n_groups: int) -> tuple[Value, Value
 
 
 def fused_moe_with(activation: Callable[[Value, Value], Value]) -> Callable[..., Value]:
-    """Return a translation of ``fused_moe``. activation: writes ``silu(gate) * up``."""
+    """Return a translation of ``fused_moe``. activation: a function that writes ``silu(gate) * up``."""
     return partial(_fused_moe, activation)
 
 
@@ -57,7 +60,10 @@ def _fused_moe(
     topk: int,
     renormalize: bool,
 ) -> Value:
-    """Return the weighted sum of the experts' results. An unchosen expert's result may be infinite, and becomes 0."""
+    """Return the weighted sum of the results of each token's chosen experts.
+
+    All experts are computed. The result of an expert that a token did not choose may be infinite, and is replaced by 0.
+    """
     from onnx_ir import DataType
 
     x, cast = wide(hidden_states)
@@ -76,7 +82,10 @@ def _fused_moe(
 def _dense_weights(
     x: Value, gate_up: Value, topk_weights: Value, topk_ids: Value, renormalize: bool
 ) -> tuple[Value, Value]:
-    """Return two values [tokens, experts]: the weight of each expert for each token, and whether it was chosen."""
+    """Return two values of the shape [tokens, experts].
+
+    They are the weight of each expert for each token, and whether the token chose the expert.
+    """
     weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
     zero = number(0.0, x, wide=True)
     nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))

@@ -1,4 +1,4 @@
-"""RMS normalisation."""
+"""Translate RMS normalisation."""
 
 import torch
 
@@ -9,7 +9,10 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.rms_norm.default)
 def rms_norm(x: Value, weight: Value, eps: float) -> Value:
-    """Return the RMS norm of x. As in dlinfer's op, the mean is in float32, and x is rounded before the product."""
+    """Return the RMS norm of x.
+
+    As in dlinfer's op, the mean is in float32, and the normalised x is rounded to its dtype before the product.
+    """
     values, cast = wide(x)
     mean = op.ReduceMean(op.Mul(values, values), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x, wide=True)))

@@ -1,4 +1,4 @@
-"""Rotary position embedding."""
+"""Translate rotary position embedding."""
 
 import torch
 
@@ -18,7 +18,10 @@ _ops = torch.ops.dlinfer
 
 @translates(_ops.apply_rotary_pos_emb.default)
 def apply_rotary_pos_emb(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
-    """Return q and k as ``x * cos + (-b, a) * sin``, where x = (a, b). The tables have a row for each token."""
+    """Return q and k after rotation: ``x * cos + (-b, a) * sin``, where a and b are the halves of x.
+
+    cos and sin have a row for each token.
+    """
     cos, sin = _per_token(cos, q), _per_token(sin, q)
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
@@ -39,7 +42,10 @@ def _rotated(x: Value, cos: Value, sin: Value) -> Value:
 def apply_rotary_pos_emb_interleaved(
     native_input: Value, cos: Value, sin: Value, return_native_layout: bool
 ) -> Value:
-    """Return x with each adjacent pair (a, b) rotated to (a cos - b sin, b cos + a sin)."""
+    """Return the input with each adjacent pair (a, b) rotated to (a cos - b sin, b cos + a sin).
+
+    return_native_layout: return all first elements of pairs, then all second elements. If False, pairs stay adjacent.
+    """
     x = native_input
     last = rank(x) - 1
     half = fixed(x, last, "the head size") // 2

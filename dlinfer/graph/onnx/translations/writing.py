@@ -62,7 +62,10 @@ def written_for(device_type: str) -> Generator[None]:
 
 
 def cache_order() -> str:
-    """Return the active vendor's order of a KV cache's dimensions, for the graph's device. Call it in a translation."""
+    """Return the order of a KV cache's dimensions that the active vendor uses on the graph's device.
+
+    Only translations may call this.
+    """
     return kv_order(_device.get())
 
 
@@ -90,10 +93,13 @@ def equal_sizes(first: Sequence[Value], second: Sequence[Value]) -> bool:
 
 
 def shape_of(parts: Sequence[Value]) -> Value:
-    """Return a shape as a value, for Reshape and Expand.
+    """Return a shape as a value of the model, for Reshape and Expand.
 
-    parts: each is a number, a pair (argument, dimension) for this size of the argument, or a computed value of one
-    element.
+    Each of ``parts`` is
+
+    - a number;
+    - a pair (argument, dimension), which stands for the argument's size in this dimension;
+    - a computed value of one element.
     """
     numbers = [size(*part) if _is_size(part) else part for part in parts]
     if all(isinstance(number, int) for number in numbers):
@@ -120,7 +126,7 @@ def sizes(value: Value, first: int = 0, end: int | None = None) -> list[tuple[Va
 
 
 def number(value: float | int | bool, like: Value, *, wide: bool = False) -> Value:
-    """Return a scalar constant in the dtype of ``like``. wide: float32 for a dtype of 16 bits."""
+    """Return a scalar constant in the dtype of ``like``. wide: use float32 in place of a 16-bit dtype."""
     import onnx_ir
 
     narrow = wide and is_type(like, "FLOAT16", "BFLOAT16")
@@ -133,7 +139,7 @@ def lowest(like: Value) -> float:
 
 
 def torch_type(value: Value) -> torch.dtype:
-    """Return torch's dtype for an argument. Raises Untranslated for a type that has none here."""
+    """Return torch's dtype for an argument. Raises Untranslated unless it is a float, an int32 or an int64."""
     from onnx_ir import DataType
 
     names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64", DataType.FLOAT16: "float16"}
