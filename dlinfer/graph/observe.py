@@ -19,7 +19,7 @@ from dlinfer.graph.torch_private.fake_mode import storage_id
 
 
 def started(report: GraphReport, dynamo_graph: fx.GraphModule) -> None:
-    """Write into ``report`` which function is compiled, and the process's peak memory before the compilation."""
+    """Write into ``report`` the name of the compiled function, and the process's peak memory before the compilation."""
     report.model = _function_of(dynamo_graph.graph) or report.model
     report.memory["peak before"] = peak_memory()
 
@@ -74,7 +74,7 @@ def module_of(node: fx.Node) -> str:
 
 
 def held_bytes(compiled: CompiledGraph) -> int:
-    """Return the size in bytes of the lifted constants and the copies of weights that a compiled graph keeps."""
+    """Return the size in bytes of the constants in the programs of a compiled graph."""
     programs = [run for run in (compiled.program, *compiled.regions.values()) if isinstance(run, Program)]
     constants: list[object] = [value for program in programs for value in program.constants.values()]
     # A branch of torch.cond is no tensor.

@@ -75,7 +75,7 @@ class CompileOptions:
 
     @property
     def wanted_engine_options(self) -> dict[str, object]:
-        """The engine's options by name. An option set here replaces the one in DLINFER_ENGINE_OPTIONS."""
+        """The engine's options by name. A value in ``engine_options`` replaces the one in DLINFER_ENGINE_OPTIONS."""
         chosen = settings.current()
         named_here = self.engine is not None and self.engine != chosen.engine
         text = "" if named_here else chosen.engine_options

@@ -1,4 +1,4 @@
-"""Names of the functions that steps call, as text that another process can resolve."""
+"""Names of the functions that a program's steps call, as text that another process can resolve."""
 
 import builtins
 import math
@@ -41,7 +41,8 @@ _MODULES: dict[str, ModuleType] = {"operator": operator, "torch": torch, "math":
 
 
 def reference(target: Callable[..., object] | str) -> str:
-    """Return the text that ``resolve`` reads: ``op aten.view.default``, ``py operator.mul`` or ``higher cond``.
+    """Return the name of a function as text, for ``resolve``: ``op aten.view.default``, ``py operator.mul``, ``higher
+    cond``.
 
     Raises TypeError for a target that is neither an op nor a function of ``_MODULES``.
     """

@@ -36,9 +36,10 @@ def with_resolved(inputs: Sequence[object], indices: Sequence[int]) -> tuple[obj
 
 
 def refuse_shared(graph: fx.Graph, indices: Sequence[int]) -> None:
-    """Raise CaptureError if the graph writes an input, or returns an input at ``indices``.
+    """Raise CaptureError if the graph writes any input, or returns an input at ``indices``.
 
-    A call passes copies of these inputs, and the caller would see the difference.
+    indices: the inputs with a conj or neg bit. A call passes resolved copies in their place. So a write could miss the
+        caller's tensor, and a returned input would not be the caller's tensor.
     """
     placeholders = graph.find_nodes(op="placeholder")
     names = ", ".join(placeholders[index].name for index in indices)

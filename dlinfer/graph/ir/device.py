@@ -22,7 +22,7 @@ def graph_device(values: Iterable[object]) -> torch.device:
 
 
 def autocast() -> dict[str, str]:
-    """Return device type -> dtype for the host and the accelerator, where autocast is on."""
+    """Return device type -> autocast dtype, for each of the host and the accelerator that has autocast on."""
     accelerator = torch.accelerator.current_accelerator()
     kinds = (HOST,) if accelerator is None else (HOST, accelerator.type)
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}

@@ -74,7 +74,7 @@ def fake(node: fx.Node) -> Any:
 
 
 def tensor_or_none(value: object) -> torch.Tensor | None:
-    """Return the fake tensor of an argument that is a node; None for other arguments and results."""
+    """Return the fake result of ``value`` if it is a node whose result is one tensor; else None."""
     result = fake(value) if isinstance(value, fx.Node) else None
     return result if isinstance(result, torch.Tensor) else None
 
@@ -191,7 +191,7 @@ def attribute(graph_module: fx.GraphModule, target: str) -> Any:
 def out_of_place(op: Op) -> Op | None:
     """Return the op with the same parameters and no write: ``aten.div.Tensor`` for ``aten.div_.Tensor``.
 
-    None if there is no such op, and for an op that replaces its argument's memory, such as ``set_``.
+    Return None if there is no such op, or if the op replaces its argument's memory, as ``set_`` does.
     """
     schema = schema_of(op)
     name = schema.name.removeprefix("aten::")
@@ -214,7 +214,7 @@ def nodes_in(argument: Argument) -> list[fx.Node]:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers, so that it must keep its order."""
+    """Return whether a node draws random numbers. Random draws must stay in order."""
     flag = _RANDOM_IN_TRAINING.get(schema_name(node))
     if flag is not None:
         return bool(arguments(node).get(flag))
@@ -224,7 +224,8 @@ def is_random(node: fx.Node) -> bool:
 def has_hidden_effects(node: fx.Node) -> bool:
     """Return whether a node's op may have effects that its schema does not declare: a counter, noise, a queue.
 
-    Ops of unlisted libraries are assumed to have such effects. They run as often, and in the order, as in the model.
+    Ops of libraries that this module does not list are assumed to have such effects. So a compiled graph runs them as
+    often as the model does, and in the same order.
     """
     op = overload(node)
     if op is None or op.namespace in _SCHEMA_TELLS_ALL:
@@ -278,7 +279,11 @@ def symbols_in(node: fx.Node) -> set[object]:
 
 
 def input_with(symbol: object, inputs: Sequence[fx.Node]) -> fx.Node | tuple[fx.Node, int] | None:
-    """Return an input whose value is this symbol, else a pair (input, dimension) with this size, else None."""
+    """Return an input whose value is the symbol. If there is none, return a pair (input, dimension) whose size is the
+    symbol.
+
+    Return None if no input has this value or size.
+    """
     for node in inputs:
         if plain_symbol(fake(node)) == symbol:
             return node
@@ -300,7 +305,8 @@ def is_as_strided(node: fx.Node) -> bool:
 
 
 def placed_memory(node: fx.Node) -> set[int]:
-    """Return the memory that a node reads at an absolute storage offset, as ``as_strided`` with an offset does.
+    """Return the memory that a node reads at a storage offset written in the graph, as ``as_strided`` with an offset
+    does.
 
     If an input owns this memory, the node is right only for inputs with the storage offset of the captured call.
     """
@@ -311,7 +317,7 @@ def placed_memory(node: fx.Node) -> set[int]:
 
 
 def call_on_fakes(op: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Run an op on fakes and return its result. Even an op such as ``t_`` does not change the sizes of these fakes."""
+    """Run an op on fakes and return its result. An op such as ``t_`` leaves the sizes of the given fakes unchanged."""
     if torch.Tag.inplace_view in getattr(op, "tags", ()):
         args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
     return op(*args, **kwargs)

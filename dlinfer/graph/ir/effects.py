@@ -1,10 +1,12 @@
-"""Memory effects of a graph: what is written when, what may alias, and how results are laid out.
+"""Memory effects of a graph: which memory nodes write, which tensors may alias, and how results are laid out.
 
-Only ``effects_of(graph)`` computes the effects. The storage of a fake, which views share, identifies memory. These ids
-are exact for memory that the graph allocates. Memory that existed before the graph (inputs, parameters, buffers,
-constants) may alias at a later call even if nothing aliased at capture. For example, a caller may pass one tensor
-twice. So a write to a part of this outside memory counts as a write to all of it. Only ``is_written`` ignores such
-aliases: it considers the memory of each write's target alone.
+``effects_of(graph)`` computes the effects. The storage of a fake identifies its memory; views of the same memory share
+it. This is exact for memory that the graph allocates.
+
+Outside memory is memory that existed before the graph: inputs, parameters, buffers and constants. Outside tensors may
+alias at a later call even if they did not alias at capture. For example, a caller may pass one tensor twice. So a write
+to one outside tensor counts as a write to all others, except that bools and wider numbers are assumed not to alias.
+Only ``is_written`` ignores possible aliases: it looks at the memory of each write's target alone.
 """
 
 import operator
@@ -32,7 +34,8 @@ Memory = frozenset[int]
 class Effects:
     """The effects of a graph when ``effects_of`` was called.
 
-    position: node -> its index in the graph. outside: memory that existed before the graph runs.
+    position: node -> its index in the graph.
+    outside: memory that existed before the graph runs.
     by_width: the outside memory, split into bools, other numbers of one byte, and wider numbers.
     written: memory that nodes name as the target of a write.
     """
@@ -77,7 +80,10 @@ class Effects:
         return any(start < index < end for index in self._writes_to(reads))
 
     def writes_before(self, node: fx.Node, place: fx.Node) -> int:
-        """Return how many writes before ``place`` may touch a node's memory. Equal counts: the contents are equal."""
+        """Return how many writes before ``place`` may touch a node's memory.
+
+        If the counts for two places are equal, the memory has the same contents at both.
+        """
         return sum(index < self.position[place] for index in self._writes_to([node]))
 
     def _writes_to(self, nodes: Iterable[fx.Node]) -> Iterator[int]:
@@ -98,8 +104,9 @@ class Effects:
 def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
     """Return the memory of bools, of other numbers of one byte, and of wider numbers.
 
-    Bools and wider numbers are assumed not to alias, which each call of a compiled graph checks (``lowering/apart``).
-    So a read of a mask may move across a write to a cache. Bytes may alias both.
+    Bools and wider numbers are assumed not to alias, and each call of a compiled graph checks this
+    (``lowering/apart``). So a read of a mask may move across a write to a cache. Other numbers of one byte may alias
+    bools and wider numbers.
     """
     by_kind: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for node in nodes:
@@ -115,8 +122,8 @@ def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
 def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
     """Return the memory of tensors whose sizes some of these nodes change in place.
 
-    Several nodes may return one tensor object (``x.float()`` of float32 is ``x``), and all see its new sizes. So nodes
-    that use this memory must keep their order.
+    Several nodes may return one tensor object (``x.float()`` of a float32 tensor ``x`` is ``x``). After the change, all
+    of them have the new sizes. So nodes that use this memory must keep their order.
     """
     return frozenset(
         memory
@@ -129,7 +136,7 @@ def reshaped_memory(nodes: Iterable[fx.Node]) -> Memory:
 def made_memory(node: fx.Node) -> bool:
     """Return whether a node allocated its tensor.
 
-    For an item of a sequence: whether the op that returned the sequence allocated the item.
+    If the node takes an item of a sequence, return whether the op that returned the sequence allocated the item.
     """
     maker = node
     if node.target is operator.getitem:
@@ -143,13 +150,14 @@ def made_memory(node: fx.Node) -> bool:
 
 
 def layout_to_keep(node: fx.Node) -> Order | None:
-    """Return the order of dimensions that readers of a kernel's result expect; None if nothing has to be enforced.
+    """Return the order of dimensions in memory that a kernel's result must get; None if nothing has to be enforced.
+
+    Readers of the result rely on the strides of its fake. These come from the op's Python description. The real kernel
+    may use other strides, depending on the CPU, its libraries or the attention backend. So only dlinfer's kernels, and
+    loops compiled for these strides, are trusted.
 
     Nothing is enforced for numbers, tensors without dimensions, views and memory that existed before the graph. If the
     fake has gaps or overlaps, its layout cannot be enforced (``has_layout``).
-
-    The strides of a fake come from an op's Python description. The kernel may use other strides, depending on the CPU,
-    its libraries or the attention backend. So only our kernels, and loops compiled for these strides, are trusted.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or value.dim() == 0 or not made_memory(node):

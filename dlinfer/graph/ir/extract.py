@@ -20,8 +20,7 @@ class Subgraph:
 
     inputs: nodes of the outer graph, one for each placeholder of the module.
     outputs: nodes of the outer graph whose values the module returns, in this order.
-    inserted: those of the inputs that are new ``sym_size`` nodes of the outer graph. They must run before all other
-    nodes.
+    inserted: the inputs that are new ``sym_size`` nodes of the outer graph. They must run before all other nodes.
     """
 
     graph_module: fx.GraphModule
@@ -37,8 +36,9 @@ class Subgraph:
 def extract(
     owner: fx.GraphModule, nodes: Sequence[fx.Node], name: str, outputs: Sequence[fx.Node] | None = None
 ) -> Subgraph:
-    """Copy nodes, given in their order of execution, into a subgraph.
+    """Copy ``nodes`` of ``owner`` into a subgraph. They are given in their order of execution.
 
+    name: the subgraph's name.
     outputs: the nodes whose values the subgraph returns; by default the nodes that the rest of the graph reads.
     """
     inside = set(nodes)
@@ -70,7 +70,7 @@ def extract(
 def _symbol_inputs(
     owner: fx.GraphModule, parents: Iterable[fx.Node], nodes: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Return the inputs that the subgraph needs besides ``parents``: for symbols that are no parent's value or size.
+    """Return further inputs of the subgraph, for symbols that are not the value or a size of a node in ``parents``.
 
     Compilers take a symbol's value from an input of the subgraph. Unbacked symbols that ``nodes`` create (``item``,
     ``nonzero``) need no input.
@@ -90,7 +90,7 @@ def _node_of(owner: fx.GraphModule, symbol: object) -> fx.Node:
     """Return a node whose value is this symbol. The node comes before all nodes that need the symbol.
 
     The node is an input, a new ``sym_size`` of an input, or the op that creates the symbol. A ``sym_size`` of the
-    captured graph is not used, as it may come too late. Raises CaptureError if there is no such node.
+    captured graph may come too late, so a new one is inserted. Raises CaptureError if there is no such node.
     """
     placeholders = owner.graph.find_nodes(op="placeholder")
     source = input_with(symbol, placeholders)

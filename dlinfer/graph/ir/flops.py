@@ -1,7 +1,7 @@
 """Count floating-point operations, so that a report can give the engine's share of the work.
 
-Matrix products, convolutions and attention count 2 operations for each multiplication with its addition; other ops
-count 0. Symbolic sizes take their values from the captured call. A size that had no value there counts as 1.
+Matrix products, convolutions and attention count 2 operations for each multiplication with its addition. Other ops
+count 0. Symbolic sizes take their values from the captured call. A size without a value in that call counts as 1.
 """
 
 import math
@@ -94,7 +94,10 @@ def _lora(call: Call, result: object) -> int:
 
 
 def _experts(intermediate: Callable[[Call], int]) -> Callable[[Call, object], int]:
-    """Return a counter for a MoE op's chosen experts. intermediate: reads the inner size of an expert from a call."""
+    """Return a counter for the products of a MoE op's chosen experts.
+
+    intermediate: reads the inner size of an expert from a call.
+    """
 
     def count(call: Call, result: object) -> int:
         tokens, hidden = _sizes(call["hidden_states"])

@@ -1,8 +1,8 @@
 """Torch's global state that a compiled graph depends on: recorded at compile time, compared at each call.
 
-Autocast and the recording of gradients are settings of the calling thread. A graph always runs with both off: the casts
-that autocast inserted at capture are nodes of the graph. The default dtype and deterministic algorithms are settings of
-the process. A call is refused if a change of such a setting would change the graph's results.
+Autocast and the recording of gradients are settings of the calling thread. A graph always runs with both off, because
+the casts that autocast inserted at capture are nodes of the graph. The default dtype and deterministic algorithms are
+settings of the process. A call is refused if a changed setting of the process would change the graph's results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ T = TypeVar("T")
 class GlobalState:
     """Torch's settings while a graph was compiled.
 
-    deterministic: whether torch must use deterministic algorithms. deterministic_warns: whether torch only warns, and
-    does not raise, if an op has no such algorithm.
+    deterministic: whether torch must use deterministic algorithms.
+    deterministic_warns: whether torch only warns, and does not raise, if an op has no deterministic algorithm.
     fills_uninitialized: whether ``empty`` fills its memory while deterministic algorithms are on.
     autocast: device type -> dtype, for devices with autocast on.
     """
@@ -123,8 +123,8 @@ def explicit_dtypes(graph: fx.Graph) -> None:
 def reads_default_dtype(graph: fx.Graph) -> bool:
     """Return whether some node's result may depend on the default dtype.
 
-    This is assumed of an ATen op if its result is floating-point, no argument is, and it has no ``dtype`` argument. It
-    is assumed of another library's op if that op returns a tensor.
+    - An ATen op may depend on it if the result is floating-point, no argument is, and the call has no ``dtype``.
+    - An op of another library may depend on it if the op returns a tensor. dlinfer's ops never do.
     """
     return any(_reads_default_dtype(node) for node in graph.nodes if node.op == "call_function")
 

@@ -25,7 +25,8 @@ def own_op(
     """Define and return an op that returns nothing, named after ``reference``.
 
     reference: runs the op on any device. check: runs the op on fakes. mutates: the parameters that the op writes.
-    only_raises: the op only asserts, so a functionalized region may run it on its inputs before the engine runs.
+    only_raises: whether the op only asserts. A functionalized region may run such an op on the region's inputs before
+        the engine runs.
     """
     name = reference.__name__
     if only_raises:

@@ -1,8 +1,9 @@
-"""Program: a compiled graph as a list of calls.
+"""Program: a compiled graph as a list of calls, its steps.
 
-A program is plain data that can be stored. Each step names its function, which the engine resolves. A step's arguments
-are constants or results of earlier steps. To run, the steps become one Python function with a line for each step, and
-the function drops each value after its last use. When a step raises, the line number identifies its node.
+A program is plain data that can be stored. Each step names a function, and the engine finds the function by this name.
+A step's arguments are constants or results of earlier steps. To run, the steps become one Python function with a line
+for each step. This function drops each value after its last use. When a step raises, the line number identifies the
+step.
 """
 
 import itertools
@@ -57,7 +58,7 @@ class Step:
     kind: ``kernel``, ``cluster``, ``region``, ``view``, ``size``, ``eager`` or ``check``; for reports.
     callee: the name of the called function, for the engine's ``resolve``.
     args, kwargs: the arguments, with a Value or a Constant in place of each node.
-    line: the model's line that the call comes from.
+    line: the line of the model that the call comes from.
     """
 
     results: str | tuple[str, ...]
@@ -74,10 +75,10 @@ class Step:
 
     @classmethod
     def laid_out(cls, node: fx.Node, kind: str, callee: str) -> "list[Step]":
-        """Return the step that calls a kernel, and up to two steps that make its result agree with the fake.
+        """Return the step that calls a kernel, and up to two steps that make the kernel's result agree with its fake.
 
-        The first asserts dtype and sizes, unless the kernel is ours. The second enforces the order of dimensions that
-        ``layout_to_keep`` returns.
+        One of these steps asserts dtype and sizes, unless the kernel is dlinfer's. The other enforces the order of
+        dimensions that ``layout_to_keep`` returns.
         """
         call, order = cls.of(node, kind, callee), layout_to_keep(node)
         steps = [call]
@@ -97,15 +98,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Joined(Step):
-    """One call that replaces several steps in a row. If part N raises, the error's message begins with ``step N: ``.
+    """One call that replaces several steps in a row.
 
-    parts: the replaced steps. N counts them from 0.
+    parts: the replaced steps. If one of them raises, the error's message begins with ``step N: ``. N is the index of
+        the part that raised.
     """
 
     parts: tuple[Step, ...] = ()
 
     def failing(self, message: str) -> tuple[Step, str]:
-        """Return the part that raised, and its message; this step and ``message`` if the message names no part."""
+        """Return the part that raised, and the message without ``step N: ``.
+
+        If the message names no part, return this step and the whole message.
+        """
         prefix = re.match(r"step (\d+): ", message)
         if prefix is None or int(prefix.group(1)) >= len(self.parts):
             return self, message
@@ -113,7 +118,10 @@ class Joined(Step):
 
 
 def refusal_in(text: str) -> OpArgumentError | None:
-    """Return the OpArgumentError that an exception's text describes, else None. Kernels in C++ can raise only text."""
+    """Return the OpArgumentError that an exception's text describes, else None.
+
+    Kernels in C++ can raise such an error only as text.
+    """
     match = _REFUSAL.search(text)
     if match is None:
         return None
@@ -160,8 +168,8 @@ def values_in(argument: Any) -> list[str]:
 class RegionRun(ABC):
     """A region that an engine compiled. source: the compiled code as text, for reports.
 
-    A call takes the region's inputs in order, and returns the tuple of the region's outputs. Writes of the region
-    change its inputs in place.
+    A call takes the region's inputs in order, and returns the tuple of the region's outputs. If the region writes an
+    input, the call changes the caller's tensor in place.
     """
 
     source: str = ""
@@ -179,7 +187,8 @@ class Program(RegionRun):
     """A callable that takes a graph's inputs and returns the tuple of the graph's outputs. Threads may share it.
 
     resolve: returns the function that a step's callee names. It is called when the program is created.
-    join: replaces several steps by one call, if the engine can. ``steps`` stay as they are, for reports and the disk.
+    join: replaces several steps by one call, if the engine can. ``steps`` keeps the original steps, for reports and the
+        disk cache.
     """
 
     name: str
@@ -242,8 +251,8 @@ class Program(RegionRun):
     def _explained(self, cause: Exception) -> GraphRunError | None:
         """Return a GraphRunError that names the failed step and is also of the cause's class.
 
-        Return None if no step raised. Return None too if ``run_error`` has no class for the cause; in this case the
-        cause gets the explanation as a note.
+        Return None if no step raised. If ``run_error`` has no class for the cause, add the explanation to the cause as
+        a note, and return None.
         """
         frames = traceback.walk_tb(cause.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == self.filename]

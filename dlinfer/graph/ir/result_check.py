@@ -1,6 +1,7 @@
-"""Assert, after a kernel that is not ours, that the result has the dtype and sizes of the op's fake function.
+"""Assert that the result of a kernel has the dtype and sizes of the op's fake function.
 
-Compiled loops read memory by the fake's sizes. If those were wrong, the loops would read past the end.
+Compiled loops read memory by the fake's sizes. If the result were smaller, the loops would read past its end. dlinfer's
+ops and kernels are not checked.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,10 @@ _PLAIN_COPIES = (
 
 
 def maker_of(node: fx.Node) -> str:
-    """Return the name of the op that computes a node's result. For an item of a sequence: the sequence's op."""
+    """Return the name of the op that computes a node's result.
+
+    If the node takes an item of a sequence, this is the op that returned the sequence.
+    """
     while overload(node) is None and node.op == "call_function" and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return op_name(node)
@@ -39,10 +43,11 @@ Size = int | fx.Node | tuple[fx.Node, int] | None
 
 
 def expected_result(node: fx.Node) -> tuple[torch.dtype, tuple[Size, ...]] | None:
-    """Return two things that a node's result must have: the dtype, and the sizes.
+    """Return the dtype and the sizes that a node's result must have.
 
-    Return None if there is nothing to check: the node's op did not allocate the result, or is dlinfer's or a plain
-    copy. A size is None if no input has it. Then later readers take it from the result itself, or assert it.
+    Return None if there is nothing to check. This is so for a result that the op did not allocate, for dlinfer's ops,
+    and for plain copies.
+    A size is None if no input has it. Later readers take this size from the result itself, or assert it.
     """
     value = fake(node)
     if not isinstance(value, torch.Tensor) or not made_memory(node) or overload(node) in _PLAIN_COPIES:

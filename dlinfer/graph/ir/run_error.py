@@ -1,4 +1,4 @@
-"""Subclasses of GraphRunError that are also of the class of exception that eager mode raises."""
+"""Subclasses of GraphRunError that also belong to the exception class that eager mode would raise."""
 
 import functools
 
@@ -16,7 +16,8 @@ _PLAIN = frozenset(
 def run_error(kind: type[Exception]) -> type[GraphRunError] | None:
     """Return a subclass of GraphRunError that is also a ``kind``, so that ``except IndexError`` works as in eager mode.
 
-    None if ``kind`` is not one of Python's plain exceptions: it may then have attributes of its own.
+    Return None if ``kind`` is not one of Python's plain exceptions, because its objects may have attributes of their
+    own.
     """
     if issubclass(GraphRunError, kind):
         return GraphRunError

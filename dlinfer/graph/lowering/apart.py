@@ -1,7 +1,7 @@
 """The inputs that a compiled graph assumes to share no memory, and the check of this assumption at each call.
 
-Bools and wider numbers seldom share memory, so effects treat a mask of bools and a KV cache as independent
-(``ir/effects``). But an allocator may cut both from one block of memory. So each call checks that they do not overlap.
+Bools and wider numbers seldom share memory, so ``ir/effects`` treats a mask of bools and a KV cache as independent. But
+an allocator may cut both from one block of memory. So each call checks that they do not overlap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ Apart = list[tuple[list[int], list[int]]]
 
 
 class SharedMemoryError(DlinferError, ValueError):
-    """A call's inputs of bools and wider numbers share memory, and the graph writes one of the two kinds."""
+    """A bool input and a wider input of a call share memory, and the graph writes one of them."""
 
     message = (
         "input {bools} of the graph (bools) shares memory with input {wider} (a wider dtype), and the graph writes "
@@ -28,7 +28,7 @@ class SharedMemoryError(DlinferError, ValueError):
 
 
 def apart_of(graph: fx.Graph) -> Apart:
-    """Return the inputs that must not share memory: bools and wider numbers, if the graph writes one of the two."""
+    """Return the inputs that must not share memory: bool inputs and wider inputs, if the graph writes one of them."""
     effects = effects_of(graph)
     bools, _, wide = effects.by_width
     inputs = list(enumerate(graph.find_nodes(op="placeholder")))

@@ -18,17 +18,17 @@ from dlinfer.graph.lowering.kv_layouts import check_kv_layouts
 
 @dataclass
 class CompiledGraph:
-    """A compiled graph, called with the graph's inputs. It returns the tuple of outputs.
+    """A compiled graph. A call takes the graph's inputs and returns the tuple of its outputs.
 
-    It always runs with autocast off and records no gradients.
+    The graph always runs with autocast off and records no gradients.
 
-    requirement: the process's torch settings that the graph needs; each call checks them.
+    requirement: the process's torch settings that the graph needs. Each call checks them.
     regions: name of a region (``region_0``) -> the compiled region that the program calls.
-    parts: name of a region -> what ``Engine.compile`` returned for it, with facts for reports. Empty for a graph from
-    the disk cache.
-    kv_layouts: device type -> order of KV caches' dimensions that the graph was compiled for.
-    resolved: positions of inputs that torch holds lazily conjugated or negated; each call resolves them.
-    apart: inputs that must not share memory, see ``apart_of``.
+    parts: name of a region -> the result of ``Engine.compile``, with facts for reports. Empty for a graph from the disk
+        cache.
+    kv_layouts: device type -> the order of a KV cache's dimensions that the graph was compiled for.
+    resolved: positions of inputs that torch holds lazily conjugated or negated. Each call resolves them.
+    apart: inputs that must not share memory; see ``apart_of``.
     """
 
     engine: Engine
@@ -41,7 +41,10 @@ class CompiledGraph:
     apart: Apart = field(default_factory=list[tuple[list[int], list[int]]])
 
     def __call__(self, *inputs: object) -> Outputs:
-        """Run the graph. Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError and ops' own errors."""
+        """Run the graph.
+
+        Raises TorchStateChangedError, KVLayoutChangedError, SharedMemoryError, and the errors of ops.
+        """
         if self.kv_layouts:
             check_kv_layouts(self.kv_layouts)
         if self.resolved:
@@ -51,7 +54,10 @@ class CompiledGraph:
         return self.requirement.run(self.program, inputs)
 
     def unbind(self) -> None:
-        """Release the inputs of earlier calls, so that their memory can be freed. The next call binds inputs anew."""
+        """Release the inputs of earlier calls, such as weights, so that their memory can be freed.
+
+        The next call keeps its own inputs again.
+        """
         for run in self.regions.values():
             run.unbind()
 
@@ -73,9 +79,10 @@ class CompiledGraph:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], engine: Engine, cache_dir: Path) -> "CompiledGraph":
-        """Restore a graph from what ``to_dict`` returned.
+        """Restore a graph from the result of ``to_dict``.
 
-        Raises an error if the data is damaged, the engine lacks a part of the graph, or KV caches have another layout.
+        Raises an error if the data is damaged, if the engine lacks a part of the graph, or if the KV caches now have
+        another layout.
         """
         check_kv_layouts(data["kv_layouts"])
         regions: dict[str, RegionRun] = {
@@ -97,7 +104,10 @@ class CompiledGraph:
 
 
 def resolver(regions: Mapping[str, RegionRun]) -> Callable[[str], Function]:
-    """Return a function that finds a step's callee: ``region NAME`` among ``regions``, or a function of torch."""
+    """Return a function that finds the callee of a step.
+
+    The callee ``region NAME`` is one of ``regions``. Any other callee is a function of torch or dlinfer.
+    """
 
     def resolve(reference: str) -> Function:
         kind, _, name = reference.partition(" ")

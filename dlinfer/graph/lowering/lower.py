@@ -49,7 +49,7 @@ def improve(graph_module: fx.GraphModule, options: CompileOptions) -> None:
 def place(graph_module: fx.GraphModule, engine: Engine, options: CompileOptions) -> CompiledGraph:
     """Compile a graph after the common passes.
 
-    This runs the engine's own passes, and lets the engine compile its regions. Other nodes become single steps.
+    The engine's own passes run, and the engine compiles its regions. Each other node becomes a step that runs eagerly.
     """
     _run(graph_module, engine.passes, options)
     emit(lambda report: debug.show_lowered(report, graph_module))

@@ -1,9 +1,16 @@
-"""Partition a graph into maximal regions for the engine and eager nodes. Each eager node that computes has a reason.
+"""Partition a graph: choose the regions that the engine compiles, and the nodes that run eagerly.
 
-Each node gets a level. An accepted node is at least one level above the refused nodes that it depends on. A refused
-node is on the highest level of its operands. On each level, the accepted nodes form one region, and the refused nodes
-run after it. So no region depends on itself, and there are as few regions as the refused nodes allow. Reads and writes
-of the same memory count as dependencies (``ir/effects``).
+Few and large regions are best. But a region must not depend on its own results by way of an eager node. So each node
+gets a level:
+
+- An accepted node is at least one level above each refused node that it depends on.
+- A refused node is on the highest level of the nodes that it depends on.
+
+The levels run in order. On each level, all accepted nodes form one region, and the refused nodes run after this region.
+This gives as few regions as the refused nodes allow. Nodes that read and write the same memory also depend on each
+other (``ir/effects``).
+
+Each eager node that computes has a reason, for reports.
 """
 
 import operator
@@ -29,8 +36,9 @@ class Part:
 class Partition:
     """The parts of a graph, in running order.
 
-    refusals: node -> why the node runs outside the engine.
-    by_choice: nodes that run eagerly but are no fallbacks: the ops in the option ``eager_ops``, and small regions.
+    refusals: node -> the reason why the node runs outside the engine.
+    by_choice: nodes that run eagerly but do not count as fallbacks. They call an op in the option ``eager_ops``, or
+        belong to a small region.
     """
 
     parts: list[Part]
@@ -43,7 +51,7 @@ def partition(
 ) -> Partition:
     """Divide a graph between ``engine`` and eager kernels.
 
-    keep_small: let the engine also run small regions. eager_ops: names of ops that stay out of the engine.
+    keep_small: whether the engine also runs small regions. eager_ops: names of ops that stay out of the engine.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     by_choice = {node for node in calls if eager_ops and _is_named(node, eager_ops)}
@@ -70,7 +78,7 @@ def partition(
 
 
 def _is_named(node: fx.Node, eager_ops: Collection[str]) -> bool:
-    """Return whether a node calls one of these ops, or takes one result of such a call."""
+    """Return whether a node calls one of ``eager_ops``, or takes an item of the result of such a call."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return _is_named(node.args[0], eager_ops)
     return op_name(node) in eager_ops or schema_name(node).replace("::", ".") in eager_ops

@@ -59,10 +59,12 @@ def _functionalize(rewriter: Rewriter, write: fx.Node, seen: "_Seen") -> fx.Node
 
 
 class _Seen:
-    """The walk's record of earlier nodes.
+    """The record of earlier nodes, while ``_run`` walks over the graph.
 
-    position: node -> its place in the graph. last_use: memory -> the position of its last reader.
+    position: node -> its place in the graph.
+    last_use: memory -> the position of its last reader.
     outside: memory that existed before the graph, or that an op such as ``set_`` may give to another tensor.
+
     The walk adds each node once, so a pass over n writes takes O(n).
     """
 
@@ -81,7 +83,9 @@ class _Seen:
                 self.outside.add(memory)
 
     def is_private(self, write: fx.Node) -> bool:
-        """Return whether the graph allocated the written memory, and later reads it only through the result."""
+        """Return whether the graph allocated the written memory, and later reads it only through the result of
+        ``write``.
+        """
         target = write.args[0]
         if not isinstance(target, fx.Node) or written_arguments(write) != [target]:
             return False

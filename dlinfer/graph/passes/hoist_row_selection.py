@@ -1,8 +1,8 @@
 """Hoist a selection of rows (``hidden[:, -1:]``, ``hidden.index_select(1, last)``) above ops that work row by row.
 
-A prompt's next token needs only the last row of the hidden states. After the hoist, the ops behind the last attention
-compute that row alone. The pass must not move a selection above an op that mixes rows, above a write, or above a node
-with other readers.
+A prompt's next token needs only the last row of the hidden states. With the selection hoisted, the ops after the last
+attention compute this row alone. The pass must not move a selection above an op that mixes rows, above a write, or
+above a node with other readers.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _SLICE, _SELECT = torch.ops.aten.slice.Tensor, torch.ops.aten.index_select.defau
 
 
 def choose_rows_early(graph_module: fx.GraphModule) -> list[Edit]:
-    """Hoist each selection up to the op that mixes rows, if this saves a matrix product. Return an edit for each."""
+    """Hoist each selection up to the op that mixes rows, if this saves a matrix product. Return the edits."""
     rewriter = Rewriter(graph_module)
     for node in list(graph_module.graph.nodes):
         if node.target in (_SLICE, _SELECT) and _is_hoistable(node):
@@ -35,8 +35,8 @@ def choose_rows_early(graph_module: fx.GraphModule) -> list[Edit]:
 def _is_hoistable(choice: fx.Node) -> bool:
     """Return whether a selection is a graph output, or a slice that only matrix products read.
 
-    ``index_select`` may repeat rows, as expert routing does, and its hoist would then add work. So it is hoisted only
-    if it is a graph output. The readers of a slice must not depend on its strides.
+    ``index_select`` may repeat rows, as expert routing does, and hoisting would then add work. So an ``index_select``
+    is hoisted only if it is a graph output. A slice must have only readers that do not depend on its strides.
     """
     if choice.target is _SELECT:
         return choice.graph.output_node() in choice.users
@@ -62,7 +62,7 @@ def _move_up(rewriter: Rewriter, choice: fx.Node) -> None:
 def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Rows:
     """Return the nodes that need to compute only the selected rows, each with the dimension of its rows.
 
-    The nodes lie between an op that mixes rows and the selection. Only the selection and these nodes read them.
+    These nodes lie between an op that mixes rows and the selection. No other node reads them.
     source: the selection's argument. dim: the dimension of ``source`` that counts rows.
     """
     chosen_by = [node for node in choice.all_input_nodes if node is not source]
@@ -100,7 +100,8 @@ def _of_chosen_rows(
 ) -> fx.Node:
     """Insert, before ``node``, a node that computes only the selected rows of its result. Return the new node.
 
-    computed: earlier node -> the new node that was inserted for it in the same way.
+    dim: the dimension of the result that counts rows. choice: the selection.
+    computed: node -> the new node that this function has inserted for it.
     """
     read = rows_of_arguments(node, dim)
     assert read is not None, node.format_node()

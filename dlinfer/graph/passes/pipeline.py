@@ -18,10 +18,11 @@ StandsFor = Callable[[fx.Node], Sequence[object] | None]
 class Pass:
     """One pass over a graph.
 
-    name: the name in options and reports. why: its purpose in a sentence.
+    name: the name in options and reports.
+    why: the purpose of the pass, in a sentence.
     run: changes a graph in place. It returns the edits, and the matches that a fusion rule refused.
     stands_for: returns the mutating ops that a node of this pass replaced.
-    always: options cannot turn the pass off, because results may be wrong without it.
+    always: whether options cannot turn the pass off, because results may be wrong without it.
     """
 
     name: str
@@ -35,7 +36,9 @@ class Pass:
 class PassReport:
     """The edits of one pass to one graph.
 
-    name, why: the pass's name and purpose. seconds: the time that the pass took. nodes: the number of nodes after it.
+    name, why: the pass's name and purpose.
+    seconds: the time that the pass took.
+    nodes: the number of nodes in the graph after the pass.
     refused: the matches that a fusion rule did not replace.
     """
 
@@ -98,9 +101,12 @@ def verify(
     before: _Interface | None,
     stands_for: StandsFor = Pass.stands_for,
 ) -> None:
-    """Raise PassError unless nodes are in order and have fakes, and inputs, writes and effects are as before.
+    """Raise PassError if a pass left an invalid graph.
 
-    stage: the pass that ran, for the error. before: inputs, writes and effects before the pass; None to skip these.
+    In a valid graph, nodes are in order and have fakes. The inputs, the writes and the ops with hidden effects must be
+    those before the pass, except that writes may be missing.
+    stage: the name of the pass, for the error.
+    before: inputs, writes and effects before the pass. None skips the comparison.
     """
     try:
         graph_module.graph.lint()

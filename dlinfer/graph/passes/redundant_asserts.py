@@ -1,7 +1,7 @@
 """Drop assertions that cannot fail: a size is at least 0, and a number is equal to itself.
 
-torch asserts each assumption about an unbacked size. After CSE makes equal sizes one node, most of these assertions are
-trivial. Assertions about numbers from tensor data (``item()``) must stay, because torch derives the ranges of these
+torch asserts each assumption about an unbacked size. After CSE has made equal sizes one node, most of these assertions
+cannot fail. Assertions about numbers from tensor data (``item()``) must stay, because torch derives the ranges of these
 numbers from the assertions.
 """
 

@@ -1,7 +1,7 @@
 """Drop calls that return their input: casts to the same dtype, views of the same shape, dropout outside training.
 
-The pass must keep a call whose result differs from the input in dtype, sizes, strides or memory. It must also keep a
-graph output, because the caller may tell the two tensor objects apart.
+The pass must keep a call whose result differs from the input in dtype, sizes, strides or memory. The pass must also
+keep a call whose result the graph returns, because the caller may tell this tensor object from the input.
 """
 
 import torch

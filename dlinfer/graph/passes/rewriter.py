@@ -32,7 +32,7 @@ class RefusedMatch:
 
 
 def erase(what: str, node: fx.Node, by: fx.Node | None = None) -> Edit:
-    """Erase a node and let its users read ``by`` instead. Return the edit. what: the edit's name."""
+    """Erase a node, and let the node's users read ``by`` instead. Return the edit. what: the edit's name."""
     if by is not None:
         node.replace_all_uses_with(by)
     node.graph.erase_node(node)
@@ -50,16 +50,19 @@ class Rewriter:
         self.edits: list[Edit] = []
 
     def call(self, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert and return a call before ``at``, with the model's line of ``at``. The op runs on fakes."""
+        """Insert a call of ``op`` before ``at``, with the model's line of ``at``. Return the new node. The op runs on
+        fakes.
+        """
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = self.fake_call(op, *args, **kwargs)
         return node
 
     def call_like(self, old: fx.Node, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert and return a call before ``at``, with the fake result of ``old``: same dtype, sizes and strides.
+        """Insert a call of ``op`` before ``at``, and return the new node. It gets the fake result of ``old``.
 
-        Views of the old result are then views of the new result. Unlike ``call``, this does not run the op on fakes,
-        which would take about ten milliseconds with symbolic sizes.
+        The real result must have the dtype, sizes and strides of this fake. Views of the old result are then views of
+        the new result. Unlike ``call``, this does not run the op on fakes, which would take about ten milliseconds with
+        symbolic sizes.
         """
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = fake(old)

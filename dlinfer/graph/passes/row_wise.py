@@ -45,10 +45,10 @@ Rows = dict[fx.Node, int]
 
 
 def rows_of_arguments(node: fx.Node, dim: int) -> Rows | None:
-    """Return the arguments whose rows suffice, if a row of the result needs only the rows with the same index.
+    """Return the arguments that a node reads row by row: row i of the result needs only row i of these arguments.
 
-    Return None if the node needs other rows too.
-    dim: the dimension of the result, or of each result, that counts rows. It is not negative.
+    The result maps each argument to the dimension that counts its rows. It is None if the node needs other rows too.
+    dim: the dimension of the node's result, or of each result, that counts rows. It is not negative.
     """
     if node.target is operator.getitem:
         return {node.args[0]: dim} if isinstance(node.args[0], fx.Node) else None
@@ -86,7 +86,7 @@ def _results(node: fx.Node) -> list[Tensor]:
 def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool = True) -> Rows | None:
     """Return the arguments ``read``, if they and the results all count rows in dimension ``dim``; else None.
 
-    ends_last: whether a row includes the last dimension. Then ``dim`` must not be the last one of the first argument.
+    ends_last: whether a row includes the last dimension. If so, ``dim`` must not be the last dimension of ``read[0]``.
     """
     if any(tensor_or_none(argument) is None for argument in read):
         return None
@@ -100,7 +100,8 @@ def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool =
 
 
 def _broadcast(node: fx.Node, dim: int) -> Rows | None:
-    """Return the arguments of a pointwise op that have the result's rows, without those that are broadcast over rows.
+    """Return the arguments of a pointwise op that have the result's rows. Arguments that are broadcast over rows are
+    left out.
 
     Return None if an argument has another number of rows, or if no argument has rows.
     """
@@ -122,9 +123,10 @@ def _broadcast(node: fx.Node, dim: int) -> Rows | None:
 
 
 def _reshaped(node: fx.Node, dim: int) -> Rows | None:
-    """Return a reshape's argument, and the dimension of the argument that counts the rows of the result.
+    """Return the argument of a reshape, and the dimension of the argument that counts the rows of the result.
 
-    Return None if no dimension does. The dimensions before the rows must be equal in argument and result, or all 1.
+    Return None if no dimension of the argument does. The dimensions before the rows must be equal in argument and
+    result, or all 1.
     """
     result, parent = fake(node), arguments(node)["self"]
     value = fake(parent)

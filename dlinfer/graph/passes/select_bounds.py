@@ -1,6 +1,7 @@
-"""Insert an assertion before each ``select`` whose index comes from data (``item()``): the index is in bounds.
+"""Insert an assertion before each ``select`` with an index from data (``item()``): the index is in bounds.
 
 torch's kernel raises for an index out of bounds. An engine only computes the offset, and would read past the tensor.
+The same is done for ``select_scatter``.
 """
 
 import operator

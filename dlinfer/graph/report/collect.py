@@ -14,7 +14,7 @@ _current: ContextVar[GraphReport | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def collecting(report: GraphReport) -> Generator[None]:
-    """Make ``report`` this thread's current report, into which ``emit`` writes, until the ``with`` block ends."""
+    """Make ``report`` the current report of this thread, until the ``with`` block ends. ``emit`` writes into it."""
     token = _current.set(report)
     try:
         yield
@@ -23,7 +23,7 @@ def collecting(report: GraphReport) -> Generator[None]:
 
 
 def emit(fill: Callable[[GraphReport], object]) -> None:
-    """Call ``fill`` with the current report. An error in ``fill`` becomes a warning, and the compilation goes on."""
+    """Call ``fill`` with the current report. If ``fill`` raises an error, warn, and let the compilation go on."""
     try:
         fill(_current.get() or GraphReport("a function", -1, ""))
     except SettingError:  # the user asked for output that does not exist

@@ -30,7 +30,7 @@ def leave_engine(node: fx.Node, engine: str, reason: str, policy: str) -> None:
 def leave_graph(what: str, error: DlinferError, policy: str) -> None:
     """Count a function that runs eagerly because of ``error``. Under the policy ``warn``, warn once for each reason.
 
-    what: the name to count under. Raises ``error`` under the policy ``error``.
+    what: the name that the function is counted under. Raises ``error`` under the policy ``error``.
     """
     settle(
         Fallback(what, "capture", str(error)),

@@ -22,11 +22,15 @@ LOADED = "loaded from the disk cache"
 
 @dataclass
 class NodeReport:
-    """One node of the final graph, and where it runs.
+    """One call in the final graph, and where it runs.
 
-    place: ``engine``, ``eager``, ``view``, ``size`` or ``input``. how: the kernel or cluster that runs the node.
-    reason: why the node is not in the engine. line: line of the model's source. result: the result's dtype and sizes.
-    reads: names of the operands. module: path of the module that created the node, such as ``layers.0.mlp``.
+    place: ``engine``, ``eager``, ``view`` or ``size``.
+    how: the kernel or cluster that runs the node.
+    reason: the reason why the node is not in the engine.
+    line: the line of the model's source.
+    result: the dtype and sizes of the result.
+    reads: names of the operands.
+    module: path of the module that created the node, such as ``layers.0.mlp``.
     flops: floating-point operations of a product (``dlinfer.graph.ir.flops``).
     """
 
@@ -43,7 +47,7 @@ class NodeReport:
 
     @property
     def where(self) -> str:
-        """The node's place as text: its kernel or cluster, ``eager: REASON``, or its place."""
+        """Where the node runs, as text: the kernel or cluster, ``eager: REASON``, or ``place``."""
         return f"eager: {self.reason}" if self.place == "eager" else self.how or self.place
 
 
@@ -52,7 +56,8 @@ class InputReport:
     """One input of a graph.
 
     weight: whether the input is the same tensor at each call and never written, as a parameter is.
-    sizes: the input's sizes as text: numbers or symbols. written: whether the graph writes into the input.
+    sizes: the input's sizes as text: numbers or symbols.
+    written: whether the graph writes into the input.
     """
 
     name: str
@@ -67,8 +72,8 @@ class ClusterReport:
     """One group of nodes that is compiled as a unit.
 
     uses: how often the graph runs the group.
-    origin: ``compiled``: compiled for this graph; ``disk``: loaded from the disk cache; ``shared``: taken from an
-        earlier graph of this process; ``eager``: compiling failed, and ``reason`` says why.
+    origin: where the compiled code comes from: ``compiled`` for this graph, loaded from ``disk``, or ``shared`` with an
+        earlier graph of this process. It is ``eager`` if compiling failed; then ``reason`` has the error.
     """
 
     key: str
@@ -81,9 +86,11 @@ class ClusterReport:
 
 @dataclass
 class RegionReport:
-    """One part of a graph that an engine compiled, or refused as too small (``reason``).
+    """One region of a graph that an engine compiled.
 
-    notes: other facts, a sentence each, such as the weights that the region holds; may grow while the region runs.
+    reason: empty, unless the region does not run in the engine.
+    notes: other facts, a sentence each, such as the weights that the region holds. The list may grow while the region
+        runs.
     """
 
     name: str
@@ -100,14 +107,16 @@ class GraphReport:
     """The report of one captured graph.
 
     model: the function that was captured, as ``function (file:line)``.
-    cause: why the graph was compiled: ``first call``, or Dynamo's reason for a recompilation.
+    cause: the reason for compiling the graph: ``first call``, or Dynamo's reason for a recompilation.
     variant: dimensions of inputs (``x[0]``) that Dynamo specialized to size 1; empty for the generic graph.
-    captured, lowered: the graph as text before and after the passes. symbols: symbolic size -> range and source.
-    guards: assumptions about sizes. seconds: stage -> seconds.
-    memory: name -> bytes. The names are ``weights``, ``written inputs`` (KV caches), ``held`` (constants and copies of
-        weights that the compiled graph keeps), and ``peak before`` and ``peak after`` (of the process).
-    refused: why the graph could not be captured and runs without dlinfer.
-    not_loaded: how the nearest entry of the disk cache differs from this graph.
+    captured, lowered: the graph as text before and after the passes.
+    symbols: symbolic size -> its range and its source.
+    guards: assumptions about sizes.
+    seconds: stage of the compilation -> seconds.
+    memory: name -> bytes. The names are ``weights``, ``written inputs`` (KV caches), ``held`` (constants of the
+        compiled graph), and ``peak before`` and ``peak after`` (of the process).
+    refused: the reason why the graph could not be captured and runs without dlinfer.
+    not_loaded: the differences between this graph and the nearest entry of the disk cache.
     """
 
     model: str
@@ -132,7 +141,7 @@ class GraphReport:
     def is_size_1_variant(self, earlier: Iterable["GraphReport"]) -> bool:
         """Return whether a size is 1 in this graph, but not in an earlier graph of the same function.
 
-        ``cause`` does not show this: Dynamo names only the difference to one of the earlier graphs.
+        ``cause`` does not show this, because Dynamo compares with one of the earlier graphs only.
         """
         return any(
             size != "1" and f"{item.name}[{dim}]" in self.variant
@@ -175,7 +184,7 @@ class GraphReport:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "GraphReport":
-        """Restore a report from what ``to_dict`` returned, even if it was written to JSON and read back."""
+        """Restore a report from the result of ``to_dict``, even if it was written to JSON and read back."""
         return _read(cls, data)
 
 

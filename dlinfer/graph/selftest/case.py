@@ -19,14 +19,14 @@ class Case:
     """A computation whose result is known.
 
     name: a description for people, such as "x > y with NaN and infinities".
-    covers: names of the ops that are not used if the case fails. They are names as ``packet_name`` returns them, or
-        the vendor's own names, which the vendor passes to ``SelfTest.failure``.
+    covers: names of ops. If the case fails, these ops are not used. The names are those that ``packet_name`` returns,
+        or the vendor's own names, which the vendor passes to ``SelfTest.failure``.
     precision: the floating dtype of the computation: "float32", "bfloat16" or "float16".
     run: computes the results under test. It raises NotSupportedError if this machine or engine does not support the
         case. After any other error, the covered ops are not used in this process.
     expected: computes the expected results in another way.
     tolerance: absolute and relative tolerance. Integers and bools must be equal.
-    skip_reason: returns why the case cannot run in this process now; None if it can.
+    skip_reason: returns a reason not to run the case in this process now; None if it can run.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Case:
 class Result:
     """The result of a case.
 
-    state: ``passed``; ``failed``: a wrong result; ``error``: an error that may go away, such as a full disk;
-        ``not run``.
-    reason: the difference, the error, or why the case did not run; empty if the case passed.
+    state: ``passed``, ``failed`` (a wrong result), ``error`` (an error that may go away, such as a full disk), or ``not
+        run``.
+    reason: the difference, the error, or the reason why the case did not run; empty if the case passed.
     """
 
     name: str

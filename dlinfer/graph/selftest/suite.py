@@ -36,7 +36,8 @@ class SelfTest:
     """The cases of an engine or library, and their results on this CPU. Thread-safe; each case runs once.
 
     owner: returns the name and version of the engine or library, such as "OpenVINO 2026.4.1".
-    cases: returns the cases. depends_on: returns what results depend on besides the owner, the CPU and dlinfer.
+    cases: returns the cases.
+    depends_on: returns further facts that results depend on, besides the owner, the CPU and dlinfer.
     """
 
     owner: Callable[[], str]
@@ -50,7 +51,7 @@ class SelfTest:
         self._lock = threading.Lock()
 
     def failure(self, op: str, precision: str) -> str | None:
-        """Return why an op must not be used in a precision; None if no case for it failed.
+        """Return a reason not to use ``op`` in ``precision``; None if no case for this op and precision failed.
 
         The first call for an op runs its cases, or reads their results from disk. If a case raises an error, this
         process does not use the op; the next process runs the case again.

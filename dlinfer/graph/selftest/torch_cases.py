@@ -46,10 +46,11 @@ ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 class TorchCase:
     """A function of torch and its expected results.
 
-    covers: names of the tested ops, as ``case.packet_name`` returns them. inputs: takes a dtype and returns the
-    function's inputs.
+    covers: names of the tested ops, as ``case.packet_name`` returns them.
+    inputs: takes a dtype and returns the function's inputs.
     reference: computes the expected results from the inputs in float64; if None, ``function`` itself computes them.
-    tolerance: dtype -> tolerance; 0 for a dtype without one. skip_reason: returns why the case cannot run now, or None.
+    tolerance: dtype -> tolerance. It is 0 for a dtype that is not listed.
+    skip_reason: returns a reason not to run the case now, or None.
     """
 
     name: str
@@ -88,9 +89,10 @@ def engine_cases(
 def _run_in_engine(
     engine: Engine, function: Function, inputs: Sequence[Tensor], options: Mapping[str, object]
 ) -> list[Tensor]:
-    """Run a function in a graph engine as a user's graph runs, on copies of ``inputs``, and return its results.
+    """Run a function in a graph engine, on copies of ``inputs``, and return its results.
 
-    The first size of each tensor is symbolic, as the number of tokens is. options: all of the engine's own options.
+    The first size of each tensor is symbolic, as the number of tokens is in a user's graph.
+    options: all of the engine's own options.
     Raises NotSupportedError if the engine refuses the function or the call.
     """
     mode = fresh_mode()

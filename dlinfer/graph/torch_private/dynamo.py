@@ -1,4 +1,4 @@
-"""Dynamo: facts about the graph that it passes to a backend, why it recompiles, and marks on its inputs."""
+"""Dynamo: facts about the graph that Dynamo passes to a backend, its reasons for recompiling, and marks on inputs."""
 
 # Parts of torch have no types, and some names are private.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -19,7 +19,7 @@ SET_GRAD_ENABLED = torch._C._set_grad_enabled
 
 
 def dynamo_fake_mode() -> FakeTensorMode | None:
-    """Return the fake mode of Dynamo's present call of a backend; None outside such a call."""
+    """Return the fake mode that Dynamo made for the backend call in progress; None if no such call is in progress."""
     context = TracingContext.try_get()
     return context.fake_mode if context is not None else None
 
@@ -90,7 +90,7 @@ def inputs_given_twice() -> list[tuple[str, str]]:
 
 
 def recompilation_cause() -> str:
-    """Return why Dynamo recompiles; empty at the first compilation by this backend."""
+    """Return Dynamo's reason for the present recompilation; empty at the first compilation by this backend."""
     from torch._dynamo.utils import get_metrics_context
 
     reason = get_metrics_context()._metrics.get("recompile_reason") or ""
@@ -114,7 +114,7 @@ def explain_dynamo_error(cause: Exception) -> tuple[str, str]:
 
 
 def broken_at_once(cause: AssertionError) -> str:
-    """Return the guard that is false for the very call that Dynamo captured; empty for another AssertionError.
+    """Return the guard that is false already for the call that Dynamo captured; empty for another AssertionError.
 
     Dynamo assumes that two sizes are equal if a broadcast makes them equal. But an unbacked size may have been 1.
     """
@@ -134,7 +134,10 @@ def graph_breaks() -> list[tuple[str, str]]:
 
 
 def source_name(source: str) -> str:
-    """Return a source of Dynamo's as Python code: ``self.norm.eps`` for ``L['self']._modules['norm'].eps``."""
+    """Return one of Dynamo's source expressions as plain Python code.
+
+    For ``L['self']._modules['norm'].eps`` this is ``self.norm.eps``.
+    """
     return re.sub(
         r"^L\['(\w+)'\]", r"\1", re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
     )
@@ -143,7 +146,8 @@ def source_name(source: str) -> str:
 def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
     """Mark the size of ``dim`` as unbacked, so that it may be 0 or 1.
 
-    counted: what the size counts, such as ``tokens``. Dynamo takes sizes with the same word as equal.
+    counted: a word for the things that the size counts, such as ``tokens``. Dynamo assumes that sizes with the same
+        word are equal.
     """
     from torch._dynamo.decorators import mark_unbacked as mark
 
@@ -165,7 +169,10 @@ def forget_compiled(method: Callable[..., object]) -> None:
 def compile_apart(
     function: Callable[..., object], backend: Callable[..., object], dynamic: bool | None
 ) -> Any:
-    """Return ``torch.compile(function)`` with its own cache: it neither uses nor counts earlier compilations."""
+    """Return ``torch.compile(function)`` with a cache of its own: it uses no earlier compilation of the function.
+
+    With torch 2.12, earlier compilations still count against Dynamo's limit for the function.
+    """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         apart: dict[str, Any] = {"isolate_recompiles": True}
         return torch.compile(function, backend=backend, dynamic=dynamic, **apart)

@@ -74,8 +74,9 @@ class Size:
         return eval(f"lambda {', '.join(self.symbols)}: {self}", dict(_SCOPE))
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Return the value for these values of the symbols, integers or symbolic integers.
+        """Return the expression's value.
 
+        values: the value of each symbol, an integer or a symbolic integer.
         Raises KeyError for a missing symbol, and ZeroDivisionError.
         """
         return self._function(*(values[name] for name in self.symbols))
@@ -134,7 +135,7 @@ _SCOPE: dict[str, Any] = {"__builtins__": {}, **_EXTREMES, **FUNCTIONS}
 
 
 def to_size(number: int | torch.SymInt, names: Mapping[Expression, str]) -> Size:
-    """Return a size as an expression over ``names``, which maps torch's symbols to names.
+    """Return a size as an expression over ``names``. names: torch's symbol -> its name.
 
     Raises SizeTextError if a symbol is missing, or the size has no written form.
     """
@@ -142,7 +143,7 @@ def to_size(number: int | torch.SymInt, names: Mapping[Expression, str]) -> Size
 
 
 def named(expression: Expression, names: Mapping[Expression, str]) -> Size:
-    """Return torch's expression over ``names``, which maps torch's symbols to names.
+    """Return torch's expression as an expression over ``names``. names: torch's symbol -> its name.
 
     Raises SizeTextError if a symbol is missing, or the expression has no written form.
     """

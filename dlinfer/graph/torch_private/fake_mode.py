@@ -23,12 +23,12 @@ def storage_id(fake: torch.Tensor) -> int:
 
 
 def mode_of(values: Iterable[object]) -> FakeTensorMode:
-    """Return the fake mode of the first fake tensor among these values, which must have one."""
+    """Return the fake mode of the first fake tensor among ``values``. There must be a fake tensor."""
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
 
 def environment_of(mode: FakeTensorMode) -> ShapeEnv:
-    """Return the mode's ShapeEnv, which holds its symbols. The mode must have one."""
+    """Return the ShapeEnv of a fake mode, which holds the mode's symbols. The mode must have a ShapeEnv."""
     assert mode.shape_env is not None
     return mode.shape_env
 
@@ -38,7 +38,7 @@ def fresh_mode() -> FakeTensorMode:
 
 
 def strict_mode() -> FakeTensorMode:
-    """Return a fake mode with symbols of its own that runs no real kernel and takes no real tensor."""
+    """Return a fake mode with symbols of its own. It runs no real kernel and takes no real tensor."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, allow_fallback_kernels=False)
 
 

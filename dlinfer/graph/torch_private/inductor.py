@@ -1,4 +1,4 @@
-"""Inductor: its decompositions, its fallback kernels, and graphs that it compiles, saves and loads."""
+"""Inductor: its decompositions and settings, and loops that it compiles, saves and loads."""
 
 # Parts of torch have no types, and some names are private.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -51,9 +51,9 @@ def calls_library(op: object) -> bool:
 
 
 def configuration() -> tuple[dict[str, object], dict[str, object]]:
-    """Return two dicts: all settings of inductor and aot_autograd, and those that differ from the default.
+    """Return two dicts: all settings of inductor and aot_autograd, and the settings that differ from their defaults.
 
-    Compiled code depends on all of them.
+    Compiled code depends on all settings.
     """
     import torch._functorch.config as functorch
     from torch._inductor import config
@@ -90,7 +90,7 @@ def _portable(inductor: bytes, functorch: bytes) -> tuple[dict[str, object], dic
 
 
 def _pass_identity(custom: object) -> object:
-    """Return the identity of a custom pass. A function without a uuid gets another identity in each process."""
+    """Return the identity of a custom pass. A function without a uuid gets a different identity in each process."""
     if isinstance(custom, (list, tuple)):
         return list(map(_pass_identity, custom))
     if custom is None or isinstance(custom, str):  # the name of a pass of torch's own
@@ -167,11 +167,12 @@ def load_loops(contents: bytes) -> Callable[..., Any]:
 
 @contextmanager
 def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[None]:
-    """Redirect the allocation of large results of compiled loops to ``large``.
+    """Let ``large`` allocate the large results of compiled loops.
 
-    This holds for loops that this thread compiles or loads in the ``with`` block, and for as long as they live.
+    This holds for loops that this thread compiles or loads in the ``with`` block, for as long as the loops live.
     large: takes (size, stride, dtype, bytes of an element). It is called for results of ``least`` bytes or more.
-    Code that torch loaded before the block is shared, and stays as it is. Code loaded in the block is not shared.
+    Code that torch loaded before the block is shared with other users, and stays as it is. Code loaded in the block is
+    not shared.
     """
     from torch._inductor.codecache import PyCodeCache
 
@@ -198,15 +199,19 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[No
 
 
 def loops_escape(on: bool) -> None:
-    """Set whether this thread's loops now compute results that a graph returns to its caller.
+    """Say whether the loops that this thread runs from now on compute results that a graph returns to its caller.
 
-    While this is on, torch allocates large results, and not the function of ``results_from``.
+    While ``on`` is True, torch allocates large results, and not the function ``large`` of ``results_from``.
     """
     _thread.escape = on
 
 
 class _Thread(threading.local):
-    """escape: see ``loops_escape``. loaded: modules that the thread loaded in ``results_from``; None outside it."""
+    """The state of one thread.
+
+    escape: see ``loops_escape``.
+    loaded: modules that the thread loaded in the block of ``results_from``; None outside such a block.
+    """
 
     escape = False
     loaded: list[Any] | None = None
@@ -217,7 +222,7 @@ _loading = threading.Lock()
 
 
 class _LoadedModules(list[Any]):
-    """Inductor's list of loaded modules. It also adds a module to ``_thread.loaded`` of the thread that loaded it."""
+    """Inductor's list of loaded modules. It also tells ``results_from`` which modules each thread loads."""
 
     def append(self, module: object) -> None:
         super().append(module)

@@ -1,9 +1,9 @@
 """torch.onnx's exporter: its table of translations, and its translation of a graph node by node.
 
-The public ``torch.onnx.export`` retraces a whole exported program and reads its table anew at each call. For a region
-of five nodes it takes seconds, and the functions here take milliseconds. A region needs only the table and the
-translation: ``dlinfer.graph.functional`` has removed its writes before, which the public function would drop or refuse.
-``tests/graph/test_what_torch_offers.py`` shows all of this.
+The public ``torch.onnx.export`` retraces a whole exported program, and reads its table anew at each call. For a region
+of five nodes it takes seconds, while the functions here take milliseconds. It would also drop or refuse the writes of a
+region. ``dlinfer.graph.functional`` has removed these writes before, so a region needs only the table and the
+translation. ``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
 
 # Parts of torch have no types, and some names are private.
@@ -36,7 +36,7 @@ class UntranslatableError(Exception):
 
 
 class Registry:
-    """The exporter's table: torch op -> functions that write it as ONNX. Ours come before the exporter's."""
+    """The exporter's table: torch op -> functions that write the op as ONNX. dlinfer's functions come first."""
 
     def __init__(self, opset: int, ours: Mapping[OpOverload, Callable[..., object]]) -> None:
         from torch.onnx._internal.exporter import _registration
@@ -80,7 +80,7 @@ class Registry:
         return dict(_decomp.create_onnx_friendly_decomposition_table(known))
 
     def translate(self, graph: fx.Graph, name: str) -> Any:
-        """Return the graph as an ``onnx_ir.Model``. Its nodes must carry fakes. Raises UntranslatableError."""
+        """Return the graph as an ``onnx_ir.Model``. The graph's nodes must carry fakes. Raises UntranslatableError."""
         import onnx_ir
         from torch.onnx._internal.exporter import _constants, _core, _errors, _ir_passes
 

@@ -27,8 +27,9 @@ def guards_of(mode: FakeTensorMode) -> list[str]:
 def guard_all(
     guards: Sequence[str], original: Mapping[Expression, Expression], environment: ShapeEnv | None
 ) -> bool:
-    """Add the guards of another mode to the original symbols. Return whether all hold for the hints; if not, add none.
+    """Check guards that were made in another fake mode, and add them to the original symbols.
 
+    Return True if all guards hold for the hints. Otherwise add none of them, and return False.
     guards: texts from ``guards_of``. original: the other mode's symbol -> the original symbol of ``environment``.
     """
     if not guards:
@@ -48,7 +49,7 @@ def guard_all(
 
 
 def shape_guards(mode: FakeTensorMode) -> list[str]:
-    """Return the assumptions about sizes and floats that became constants, as text with the model's lines."""
+    """Return the guards on sizes, and on floats that became constants, as text with the model's lines."""
     environment = environment_of(mode)
     lines: list[str] = []
     for guard in environment.guards:
@@ -70,10 +71,16 @@ def conditions(
 ) -> list[tuple[Size, tuple[str, ...]]]:
     """Return the assumptions about sizes and integers, as pairs (condition, sources).
 
-    The condition's variable v0 is the first source, v1 the second, and so on.
-    inputs: a pair (source expression, fake) for each input of the graph. The conditions are guards, sizes that were
-    equal at capture, and sizes computed from other sizes. Unbacked sizes are equal only by a guard. Guards on floats
-    are omitted, because a float is a constant of the graph. Raises SizeTextError for a guard without a written form.
+    In a condition, v0 stands for the first source, v1 for the second, and so on.
+    inputs: a pair (source expression, fake) for each input of the graph.
+
+    The conditions are
+
+    - guards, except guards on floats, because a float is a constant of the graph;
+    - equalities of backed sizes that were equal at capture (unbacked sizes are equal only by a guard);
+    - equalities of sizes that were computed from other sizes.
+
+    Raises SizeTextError for a guard without a written form.
     """
     environment = environment_of(mode)
 
@@ -109,10 +116,10 @@ def conditions(
 
 
 def conditions_of(mode: FakeTensorMode, names: Mapping[Expression, str]) -> list[Size]:
-    """Return the assumptions about the symbols so far, and the assertions that each call must check.
+    """Return the assumptions about the symbols so far, and torch's assertions about them, as conditions for each call.
 
-    names: symbol -> its name in the conditions. Raises SizeTextError if an assumption has another symbol, or has no
-    written form.
+    names: symbol -> its name in the conditions.
+    Raises SizeTextError if an assumption has another symbol, or has no written form.
     """
     env = environment_of(mode)
     assertions = [assertion.expr for each in env.deferred_runtime_asserts.values() for assertion in each]

@@ -52,7 +52,10 @@ def plain_symbol(value: object) -> Expression | None:
 
 
 def expression_of(value: object) -> Expression:
-    """Return the sympy expression of a symbolic number; any other value itself. Comparing results adds no guard."""
+    """Return the sympy expression of a symbolic number; any other value is returned itself.
+
+    Comparing the results adds no guard.
+    """
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
@@ -84,8 +87,8 @@ def new_symbol(
 ) -> torch.SymInt:
     """Return a new symbolic size from ``low`` to ``high``.
 
-    If it may be 0 or 1, it is unbacked, so that torch specializes on neither value.
-    number: makes the size's source unique. hint: its value in the captured call.
+    If the size may be 0 or 1, it is unbacked, so that torch specializes on neither value.
+    number: makes the size's source unique. hint: the size's value in the captured call.
     """
     hint = None if low < 2 else hint
     symbol = _create(mode, number, value_range(low, high), hint)
@@ -94,7 +97,7 @@ def new_symbol(
 
 
 def _create(mode: FakeTensorMode, number: int, limits: ValueRanges[Any], hint: int | None) -> Expression:
-    """Return a new symbol with a range. It is unbacked if there is no hint."""
+    """Return a new symbol with the range ``limits``. The symbol is unbacked if ``hint`` is None."""
     from torch._dynamo.source import LocalSource
 
     env = environment_of(mode)
@@ -157,11 +160,11 @@ def size_range(size: int | torch.SymInt) -> tuple[int, int | None]:
 def declared_range(
     symbol: Expression, mode: FakeTensorMode, declared: Mapping[Expression, ValueRanges[Any]]
 ) -> tuple[int, int | None, int | None]:
-    """Return three things of a symbol: its lowest value, its highest value, and its hint.
+    """Return three things about a symbol: its lowest value, its highest value, and its hint.
 
-    The highest value is None without a limit, and the hint is None if unknown. The range is the declared one, else the
-    one that torch inferred: torch.export traces with every size at 2 or more, and widens the range to the declared one
-    afterwards.
+    The highest value is None without a limit, and the hint is None if it is unknown. The range is the one in
+    ``declared`` if there is one, else the range that torch inferred. torch.export traces with every size at 2 or more,
+    and widens the range to the user's declared one afterwards.
     """
     env = environment_of(mode)
     limits = declared.get(symbol, env.var_to_range[symbol])

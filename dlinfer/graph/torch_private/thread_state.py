@@ -14,9 +14,9 @@ is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def run_plain(function: Callable[..., _T], arguments: Iterable[object]) -> _T:
-    """Return ``function(*arguments)``, called with autocast off and without recording gradients, as AOTAutograd does.
+    """Call ``function(*arguments)`` with autocast off and without recording gradients, and return its result.
 
-    The caller's settings hold again afterwards.
+    AOTAutograd does the same. The caller's settings hold again afterwards.
     """
     recorded = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)

@@ -1,1 +1,4 @@
-"""Fusion rules, most with a file each: a pattern, and the fused op that replaces it. ``registry`` has their order."""
+"""Fusion rules. Each rule has a pattern, and a fused op that replaces the nodes of a match.
+
+Most rules have a file of their own. ``registry`` lists them in order.
+"""

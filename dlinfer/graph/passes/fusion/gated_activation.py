@@ -1,6 +1,7 @@
 """Fuse ``silu(gate) * up`` and ``gelu(gate) * up`` into ``dlinfer`` ops.
 
-The rule for silu also finds gate and up as the two halves of one tensor.
+If gate and up are the two halves of one tensor, the rule for silu inserts ``silu_and_mul``, which reads the whole
+tensor.
 """
 
 from torch import fx

@@ -19,9 +19,9 @@ Swap = tuple[int, int] | None
 
 
 def contiguous_after(value: torch.Tensor) -> tuple[bool, Swap]:
-    """Return whether some transposition makes a fake tensor contiguous, and this transposition.
+    """Return (True, swap) if the transposition ``swap`` certainly makes a fake tensor contiguous.
 
-    The answer is (False, None) if none certainly does. The last dimension stays in place.
+    Return (False, None) if no transposition certainly does. The last dimension stays in place.
     """
     swaps: list[Swap] = [None, *combinations(range(value.dim() - 1), 2)]
     return next(((True, swap) for swap in swaps if fits(value, swap)), (False, None))
@@ -36,7 +36,10 @@ def fits(value: torch.Tensor, swap: Swap) -> bool:
 
 
 def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.Node:
-    """Return ``node`` with two dimensions transposed. If ``node`` is already a transposition of them, undo that one."""
+    """Return a node that transposes two dimensions of ``node``.
+
+    If ``node`` itself is a transposition of the same dimensions, return its argument.
+    """
     if swap is None:
         return node
     if calls(node, aten.transpose.int) and is_tensor(node.args[0]):
@@ -47,9 +50,10 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
 
 
 def in_dtype(dtype: torch.dtype, *nodes: fx.Node) -> fx.Node:
-    """Return an existing cast to ``dtype`` among ``nodes`` and the exact casts above them; else the last of ``nodes``.
+    """Return a cast to ``dtype`` that the graph already has; if there is none, return the last of ``nodes``.
 
-    The nodes are the same value, so an existing cast saves a new one.
+    All ``nodes`` have the same value, so an existing cast saves a new one. The cast may be one of ``nodes``, or one of
+    the exact casts above them.
     """
     casts = (cast for node in nodes for cast in widened_from(node)[1])
     return next((cast for cast in casts if dtype_of(cast) is dtype), nodes[-1])

@@ -1,7 +1,7 @@
 """Predicates about the nodes of a pattern: the called function, the dtype, the shape.
 
-A predicate is False if the answer depends on the values of symbols. A rule that does not fire costs only speed, but a
-rule that fires wrongly gives wrong results.
+A predicate is False if its answer depends on the values of symbols. This is safe: a rule that does not fire costs only
+speed, but a rule that fires wrongly gives wrong results.
 """
 
 from typing import TypeGuard
@@ -79,7 +79,8 @@ def cast_source(node: Argument) -> fx.Node | None:
 
 
 def widened_from(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """Return the tensor above a chain of exact casts, and these casts from the nearest to the farthest.
+    """Follow exact casts upwards from ``node``. Return the tensor above them, and the casts from the nearest to the
+    farthest.
 
     A cast is exact if it goes from a float to the same or a wider float.
     """

@@ -1,7 +1,7 @@
 """Merge linear layers that read the same input (q, k and v; gate and up) into one ``dlinfer.linears`` node.
 
-This is a pass and not a fusion rule: a rule would insert the new node before the last of the merged layers. The pass
-inserts it at the first layer, where all weights exist already. It must not merge across a write to the input or a
+The new node stands at the first of the merged layers, where all weights exist already. A fusion rule would insert it
+before the last layer, so this is a pass and not a rule. The pass must not merge across a write to the input or a
 weight.
 """
 
@@ -34,7 +34,7 @@ layers would stay in memory."""
 
 @dataclass
 class _Group:
-    """Layers to merge. rank: the number of products in the graph before the first layer."""
+    """Layers to merge. rank: the number of matrix products in the graph before the first layer."""
 
     rank: int
     layers: list[fx.Node] = field(default_factory=list[fx.Node])
@@ -67,7 +67,7 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
 def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, effects: Effects) -> bool:
     """Return whether a layer may be computed at the place of the group's first layer.
 
-    parameters: the layer's weight and bias. rank: the number of products in the graph before the layer.
+    node: the layer. parameters: its weight and bias. rank: the number of matrix products in the graph before it.
     """
     first = group.layers[0]
     return (
@@ -84,7 +84,10 @@ def _operands(node: fx.Node) -> list[Any]:
 
 
 def _is_mergeable(node: fx.Node) -> bool:
-    """Return whether ``dlinfer.linears`` can compute this layer. Parameters computed by the graph are refused."""
+    """Return whether ``dlinfer.linears`` can compute this layer.
+
+    A layer is refused if the graph computes its weight or bias.
+    """
     if node.target not in _LINEAR:
         return False
     x, weight, *bias = _operands(node)

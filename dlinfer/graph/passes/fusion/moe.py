@@ -1,8 +1,11 @@
 """Fuse a mixture of experts, as HF transformers 5 writes it, into ``fused_moe``.
 
-The rule knows ``grouped_mm`` (sort the tokens by expert, one product over the groups) and ``batched_mm`` (gather the
-chosen experts' weights, one batched product). HF's third form is a Python loop over the chosen experts, which breaks
-the graph.
+HF has three forms, and the rule matches two of them:
+
+- ``grouped_mm`` sorts the tokens by expert, and computes one product over the groups.
+- ``batched_mm`` gathers the weights of the chosen experts, and computes one batched product.
+
+The third form is a Python loop over the chosen experts, which breaks the graph.
 """
 
 import torch
@@ -153,7 +156,11 @@ def _match_experts(total: fx.Node) -> Match | None:
 
 
 def _output(hidden_states: fx.Node, total: fx.Node) -> fx.Node | None:
-    """Return the sum, or its only user if the sum is wider than the input and the user casts it back; else None."""
+    """Return the node that ends the block.
+
+    This is ``total``, if it has the dtype of ``hidden_states``. Otherwise it is the only user of ``total``, if this
+    user casts to that dtype. Return None if neither is so.
+    """
     dtype = dtype_of(hidden_states)
     if dtype_of(total) is dtype:
         return total

@@ -2,12 +2,19 @@
 
     SQUARE = any_of(call(aten.pow.Tensor_Scalar, "x", 2), call(aten.mul.Tensor, "x", "x"))
 
-A pattern takes an argument of a node and earlier bindings, and yields the bindings of each match. The matcher
-backtracks, and tries both orders of the operands of an addition or a multiplication. Write the rarer operand first.
+A pattern is a function. It takes an argument of a node and earlier bindings, and yields the bindings of each match. The
+matcher backtracks, and tries both orders of the operands of an addition or a multiplication. Write the rarer operand
+first.
 
-In a pattern a string binds a tensor to a name, and the same name stands for the same node. A list matches items,
-``...`` matches anything, and other values must be equal. Dimensions count from the end. A parameter that a call does
-not mention must have its default value.
+Inside a pattern,
+
+- a string binds a tensor to a name. The same name stands for the same node.
+- a list matches a list with matching items.
+- ``...`` matches anything.
+- any other value matches an equal value.
+
+Dimensions count from the end. If a pattern does not mention a parameter of the called op, this parameter must have its
+default value.
 """
 
 import operator
@@ -40,7 +47,8 @@ _COMMUTATIVE = frozenset((*ADD, *MUL))
 class Bindings:
     """A partial match: name -> node, and name -> number.
 
-    interior: nodes that only the match may use. shared: nodes that the match looks through and others may use.
+    interior: nodes that only the match may use.
+    shared: nodes that the match looks through, such as casts and views. Nodes outside the match may use them.
     """
 
     nodes: Mapping[str, fx.Node] = field(default_factory=dict[str, fx.Node])
@@ -65,7 +73,7 @@ Part = Pattern | str | float | None | EllipsisType | list["Part"]
 
 
 def matches(part: Part, anchor: fx.Node) -> Iterator[Bindings]:
-    """Yield all matches of a pattern that ends in ``anchor``. The anchor itself is not interior."""
+    """Yield all matches of a pattern that ends in ``anchor``. The anchor is not among the interior nodes."""
     for bound in _match(part, anchor, Bindings()):
         yield replace(bound, interior=tuple(node for node in bound.interior if node is not anchor))
 
@@ -95,7 +103,10 @@ def _all(pairs: Sequence[tuple[Part, Argument]], bound: Bindings) -> Iterator[Bi
 
 
 def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]]) -> Callable[P, Pattern]:
-    """Return a function that makes patterns. match: takes an argument, bindings, and that function's arguments."""
+    """Return a function that makes patterns from the further arguments of ``match``.
+
+    match: takes an argument of a node, bindings, and the further arguments.
+    """
 
     def pattern(*args: P.args, **kwargs: P.kwargs) -> Pattern:
         return lambda value, bound: match(value, bound, *args, **kwargs)
@@ -108,12 +119,12 @@ Ops = Op | Sequence[Op] | Sequence[str]
 
 
 def call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
-    """Return a pattern of a call of one of these ops. Arguments that the pattern omits must have their defaults."""
+    """Return a pattern of a call of one of ``ops``. Parameters that the pattern omits must have their defaults."""
     return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=True)
 
 
 def loose_call(ops: Ops, *positional: Part, **named: Part) -> Pattern:
-    """Return a pattern like ``call``, except that omitted arguments may have any value."""
+    """Return a pattern like ``call``, except that parameters that the pattern omits may have any value."""
     return _call(ops if isinstance(ops, Sequence) else (ops,), positional, named, is_exact=False)
 
 
@@ -187,7 +198,10 @@ def number(value: Argument, bound: Bindings, name: str) -> Iterator[Bindings]:
 
 @_kind
 def widened(value: Argument, bound: Bindings, part: Part) -> Iterator[Bindings]:
-    """Match a tensor behind exact casts. Nodes outside the match may use the casts too."""
+    """Match a tensor behind exact casts, which go to the same or a wider float.
+
+    Nodes outside the match may use the casts too.
+    """
     if is_tensor(value):
         source, casts = widened_from(value)
         yield from _match(part, source, bound.through(casts))
@@ -205,7 +219,10 @@ def through_casts(value: Argument, bound: Bindings, part: Part) -> Iterator[Bind
 def view_of(
     value: Argument, bound: Bindings, part: Part, is_source: Callable[[fx.Node, fx.Node], bool]
 ) -> Iterator[Bindings]:
-    """Match a view of a tensor, by any view ops. ``is_source(tensor, view)`` decides whether it is the right view."""
+    """Match a view of a tensor, made by any view ops.
+
+    is_source: takes a tensor and the view, and returns whether this is the right view of the tensor.
+    """
     if is_tensor(value):
         for node in seen_through(value):
             if is_source(node, value):
@@ -225,9 +242,11 @@ def cut_from(
     cut: Callable[[fx.Node, fx.Node], fx.Node | None],
     parts: Part,
 ) -> Iterator[Bindings]:
-    """Match ``parts``, which bind "first" and "second". Then match ``whole`` with the tensor that both are cut from.
+    """Match two parts of one tensor, and then the tensor itself.
 
-    cut: takes the two views and returns this tensor; None if they are not the two parts of one tensor.
+    parts: a pattern that binds the two parts as "first" and "second".
+    cut: takes the two parts, and returns the tensor that both are cut from; None if there is none.
+    whole: the pattern of this tensor.
     """
     for partial in _match(parts, value, bound):
         first, second = partial["first"], partial["second"]

@@ -1,6 +1,7 @@
 """Fuse an RMSNorm, as model code writes it, into ``dlinfer.rms_norm``.
 
-The core is x * rsqrt(mean(x^2) + eps) in any spelling. Models differ in the rounding after the core:
+The core is x * rsqrt(mean(x^2) + eps) in any spelling. Models differ in the rounding after the core. The lines give the
+models, their code after the core, and the replacement:
 
     Llama, Qwen, T5     weight * core.to(x.dtype)            rms_norm(x, weight), which rounds there too.
     OLMo2, GPT-OSS      (weight * core).to(x.dtype)          rms_norm(x.float(), weight.float()).to(x.dtype).
@@ -64,7 +65,8 @@ _CORE = any_of(
 class _Core:
     """A match of x * rsqrt(mean(x^2) + eps), computed by ``node``.
 
-    source: x before casts. wide: x cast to the dtype of ``node``; if the graph has no such cast, ``source``.
+    source: x before casts.
+    wide: x cast to the dtype of ``node``. If the graph has no such cast, this is ``source``.
     """
 
     node: fx.Node
@@ -104,7 +106,7 @@ def _core(node: fx.Node) -> _Core | None:
 
 
 def _rounded_before_weight(core: _Core) -> Match | None:
-    """Match a core that is cast back to x's dtype; a product with a weight of this dtype may follow."""
+    """Match a core whose result is cast back to x's dtype. A product with a weight of this dtype may follow."""
     rounded, dtype = only_user(core.node), dtype_of(core.source)
     if rounded is None or cast_source(rounded) is not core.node or dtype_of(rounded) is not dtype:
         return None

@@ -1,7 +1,8 @@
 """Fuse the rotary embedding of a query and a key, as model code writes it, into ``dlinfer.apply_rotary_pos_emb``.
 
 A rotation is x * cos + rotate_half(x) * sin. Two rotations by the same tables are a layer's query and key. In partial
-rotary x is a slice of the head, and the rest is concatenated after it; the slice and the concatenation stay.
+rotary embedding, x is a slice of each head, and the model concatenates the rest of the head after the rotation. The
+rule leaves this slice and this concatenation in the graph.
 
 All heads share the tables, which have size 1 in the dimension of the heads. If the model has heads before tokens, the
 op reads transposed views.
@@ -39,7 +40,8 @@ from dlinfer.graph.passes.rewriter import Rewriter
 class _Table(NamedTuple):
     """A cosine or sine table that is broadcast to x.
 
-    rows: [batch or 1, tokens, size] or [tokens, size]. heads: the dimension of x that the table is broadcast over.
+    rows: the node of the table: [batch or 1, tokens, size] or [tokens, size].
+    heads: the dimension of x that the table is broadcast over.
     passed: the nodes between ``rows`` and the product with x.
     """
 
@@ -53,7 +55,8 @@ class _Rotation:
     """A match of x * cos + rotate_half(x) * sin, computed by ``node``.
 
     heads: the dimension of x that both tables are broadcast over.
-    interior: nodes that only the match may use. shared: nodes that the match looks through and others may use.
+    interior: nodes that only the match may use.
+    shared: nodes that the match looks through. Nodes outside the match may use them.
     """
 
     node: fx.Node
@@ -151,7 +154,7 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
-    """Yield each sum with an operand that is a product with this table."""
+    """Yield each addition of a product with this table."""
     ready = [rows]
     while ready:
         node = ready.pop()

@@ -1,8 +1,10 @@
 """Fuse the rotary embedding of adjacent pairs into ``dlinfer.apply_rotary_pos_emb_interleaved``.
 
-Models spell it in two ways. GPT-J, GLM and Cohere write x * cos + r * sin, where r has the pairs (-x[2i + 1], x[2i]).
-Their tables repeat each value, and the op reads a table of half the size. DeepSeek-V3 computes both halves of the
-result from tables of half the size.
+Models write it in two ways:
+
+- GPT-J, GLM and Cohere write x * cos + r * sin, where r has the pairs (-x[2i + 1], x[2i]). Their tables repeat each
+  value. The op needs each value once, so the rule takes every second one.
+- DeepSeek-V3 computes the two halves of the result separately, from tables that have each value once.
 
 The op takes one tensor, so the rule replaces query and key separately.
 """
@@ -48,7 +50,8 @@ from dlinfer.graph.passes.rewriter import Rewriter
 class _Table(NamedTuple):
     """A table of cosines or sines.
 
-    doubled: whether the table repeats each value, side by side. passed: the nodes between the table and its product.
+    doubled: whether the table repeats each value, side by side.
+    passed: the nodes between the table and the product with the table.
     """
 
     node: fx.Node
@@ -136,9 +139,9 @@ _BY_ELEMENT = any_of(
 
 
 def _half_table(table: fx.Node) -> _Table | None:
-    """Return the table if it repeats each value, side by side; else None.
+    """Return a table that repeats each value, side by side. Return None if ``table`` does not.
 
-    If the last step is the repetition, return the table before this step, which has half the size.
+    If the repetition is the last step that computes ``table``, return the table before this step. It has half the size.
     """
     below, casts = widened_from(table)
     for bound in matches(_DOUBLED, below):

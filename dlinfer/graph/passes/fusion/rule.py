@@ -1,8 +1,8 @@
 """Fusion rules and their driver.
 
-A rule names its anchors: the ops that its pattern ends in. ``match`` takes an anchor and returns a Match or None. The
-driver refuses a match if a node outside uses an interior node, or if memory that the match reads is written in between.
-It reports each refusal with its reason.
+A rule names its anchors: the ops that its pattern ends in. The rule's ``match`` function takes an anchor, and returns a
+Match or None. The driver refuses a match if a node outside uses an interior node, or if a node between the matched ones
+writes memory that the match reads. The driver reports each refusal with its reason.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,9 @@ class Match:
         or before an earlier user of an output.
     interior: nodes that are erased with the match. Nothing outside may use them.
     inputs: nodes that the replacement reads.
-    build: inserts the replacement before a node, and returns its results.
-    shared: nodes that the match looks through (casts, views). Others may use them; they are erased if nothing does.
+    build: inserts the replacement before a node, and returns the replacement's results.
+    shared: nodes that the match looks through, such as casts and views. Nodes outside the match may use them. If none
+        does, they are erased.
     """
 
     outputs: tuple[fx.Node, ...]
@@ -49,7 +50,10 @@ Build = Callable[[Rewriter, Match, fx.Node], Sequence[fx.Node]]
 
 
 def by(op: object, *more: object, **named: object) -> Build:
-    """Return a Build that inserts a call of ``op`` on the inputs and these arguments. Its fake is the output's."""
+    """Return a ``Build`` function that inserts a call of ``op``, with the fake of the match's first output.
+
+    The call takes the match's inputs, then ``more`` and ``named``.
+    """
     return lambda rewriter, match, place: [
         rewriter.call_like(match.outputs[0], place, op, *match.inputs, *more, **named)
     ]
@@ -90,9 +94,10 @@ def _replace(name: str, rewriter: Rewriter, match: Match, place: fx.Node, effect
 
 
 def _place(match: Match, effects: Effects) -> fx.Node | str:
-    """Return the node that follows the replacement, or the reason why the match is refused.
+    """Return the node that the replacement is inserted before. If the match is refused, return the reason as a text.
 
-    A match must be pure. Nodes outside may use only its outputs. No memory that it reads may be written in between.
+    A match must be pure. Nodes outside may use only its outputs. Between its first node and its last output, no node
+    may write memory that the match reads.
     """
     read_through = match.inside | match.passed
     for node in sorted(match.inside.intersection(match.inputs)):
@@ -120,7 +125,7 @@ def _place(match: Match, effects: Effects) -> fx.Node | str:
 
 
 def _aliases(output: fx.Node) -> list[fx.Node]:
-    """Return the nodes after an output whose results share its memory, in the graph's order."""
+    """Return the nodes that share the memory of ``output`` and depend on it, in the graph's order."""
     aliases: set[fx.Node] = set()
     waiting = [output]
     while waiting:

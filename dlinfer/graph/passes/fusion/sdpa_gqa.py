@@ -1,8 +1,10 @@
 """Fuse attention written in plain torch, and grouped-query attention, into ``scaled_dot_product_attention``.
 
-There are three rules, in this order. Attention written out becomes torch's op. If keys and values are repeated for each
-query head of their group, the op gets them without the repetition. For one token, the query heads of a group become
-rows of one matrix.
+There are three rules, in this order:
+
+- Attention written out becomes torch's op.
+- If the model repeats keys and values for each query head of their group, the op gets them without the repetition.
+- For one token, the query heads of a group become rows of one matrix.
 """
 
 import math
@@ -89,9 +91,9 @@ def _is_attention(
 
 
 def _is_transposed_to_tokens(matmul: fx.Node, result: fx.Node) -> bool:
-    """Return whether the only use of the product is a contiguous copy as [batch, tokens, heads, size].
+    """Return whether ``result`` is ``matmul`` as [batch, tokens, heads, size], and is used only for a contiguous copy.
 
-    The op's result has other strides than the product, but the copies of both are the same.
+    The result of torch's op has other strides than the matrix product. In a contiguous copy, the strides are the same.
     """
     user = only_user(result)
     is_copied = calls(user, *_TAKES_ANY_STRIDES) and is_contiguous(tensor_of(user))
@@ -110,8 +112,9 @@ def _build_written_out(
 def _nan_where_all_is_hidden(rewriter: Rewriter, place: fx.Node, mask: fx.Node) -> fx.Node:
     """Return the mask, with NaN in each row that has only -inf.
 
-    For such a row, attention written out returns NaN, and torch's op returns zeros. For a row of lowest finite numbers,
-    as in transformers' masks, both return the mean of the values. Layers with the same mask share the new mask.
+    For such a row, attention written out returns NaN, and torch's op returns zeros. A row of the lowest finite number,
+    as in transformers' masks, needs no change: both return the mean of the values. Layers with the same mask share the
+    new mask.
     """
     hidden = rewriter.call(place, aten.eq.Scalar, mask, -math.inf)
     nothing = rewriter.call(place, aten.all.dim, hidden, -1, True)
@@ -171,7 +174,10 @@ def _match_repeated(attention: fx.Node) -> Match | None:
 
 
 def _joins_heads(bound: Bindings, attention: fx.Node, name: str) -> bool:
-    """Return whether the repeated tensor has the query's batch and heads. torch would also broadcast other heads."""
+    """Return whether the repeated tensor has the query's batch and heads.
+
+    torch would also broadcast other numbers of heads. name: ``key`` or ``value``.
+    """
     query, many = tensor_of(bound["query"]), tensor_of(arguments(attention)[name])
     if not query.dim() == many.dim() == 4 or not same_sizes(query.shape[:2], many.shape[:2]):
         return False
