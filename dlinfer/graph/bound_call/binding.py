@@ -32,7 +32,7 @@ from dlinfer.graph.bound_call.sources import Scope, evaluate, is_argument, is_st
 from dlinfer.graph.interface.interface import Interface, as_taken, mismatches
 
 Reader = Callable[[Mapping[str, object]], list[object] | None]
-"""A function from a call's arguments to the program's inputs; None if a bound object was replaced."""
+"""A function that takes a call's arguments and returns the program's inputs; None if a kept object was replaced."""
 
 _STEP = re.compile(r"\.\w+\(\)|\.\w+|\['\w+'\]|\[\d+\]")
 _OWN = "L['self']"

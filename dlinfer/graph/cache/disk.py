@@ -24,7 +24,7 @@ from dlinfer.graph.debug import show, wanted
 T = TypeVar("T")
 _MAGIC = b"dlinfer-artifact-2"
 _COMPARED = 20
-"""The most stored keys that are compared with a missing key. They have the same subject; the newest come first."""
+"""The largest number of stored keys that are compared with a missing key of the same subject: the newest ones."""
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()

@@ -49,7 +49,7 @@ UNKEYED_SETTINGS = frozenset(
 """Settings that no compiled code depends on. Every other setting is part of every key."""
 
 OPTION_SETTINGS = frozenset({"engine", "engine_options", "fallback", "small_regions", "vendor"})
-"""Settings that only give defaults of options and choose the vendor. Keys hold the options and vendors themselves."""
+"""Settings that only give defaults of options or choose the vendor. A key holds the options and vendors themselves."""
 
 _PROCESS = uuid.uuid4().hex
 

@@ -19,7 +19,7 @@ from dlinfer.errors import CompileOptionError
 Reader = Callable[[Any], object]
 """A function that checks a user's value and returns the field's value.
 
-It accepts the values that it returns, too. It raises ExpectedError for a value that is not allowed."""
+It also accepts each value that it may return. It raises ExpectedError for a value that is not allowed."""
 
 _Self = TypeVar("_Self", bound="EngineOptions")
 

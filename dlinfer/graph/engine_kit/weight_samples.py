@@ -15,7 +15,9 @@ from torch import Tensor
 from dlinfer.graph.ir.device import HOST
 
 SAMPLES = 16
-"""Sampled elements per weight, one from each sixteenth. A contiguous write to an eighth or more reaches one."""
+"""The number of sampled elements per weight: one from each sixteenth of the weight.
+
+A contiguous write to an eighth of the weight or more reaches a sampled element."""
 
 _ADDRESSES = 1 << 62
 """The number of bytes in ``_Memory``: more than a processor can address, because numpy clips larger indices."""

@@ -54,7 +54,7 @@ _RANDOM_IN_TRAINING = {
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
 """Namespaces of ops whose schemas and tags declare all effects."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""Other libraries whose sources show no undeclared effects. Their ops that are registered as effectful have some."""
+"""Namespaces of other libraries whose sources show no undeclared effects, except ops that are registered as effectful."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 

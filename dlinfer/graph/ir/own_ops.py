@@ -12,7 +12,7 @@ torch_library: Any = torch.library  # which torch does not type
 _library = torch_library.Library("dlinfer_graph", "DEF")
 
 CHECKS = {"aten::_assert_async", "aten::_assert_scalar"}
-"""Schema names of ops that return nothing and only raise."""
+"""Schema names of ops that only assert: they may raise, and return nothing."""
 
 
 def own_op(

@@ -14,7 +14,7 @@ from dlinfer.graph.ir.effects import made_memory
 from dlinfer.graph.torch_private.symbols import fixed_size, plain_symbol
 
 CHECK = "check"
-"""The kind of the step that calls ``check_result``. Its callee ends with the name of the op."""
+"""The kind of the steps that call ``check_result``. A step's callee is this word and the name of the checked op."""
 
 _aten = torch.ops.aten
 _PLAIN_COPIES = (

@@ -18,7 +18,7 @@ HARMLESS = frozenset(
     "layout device pin_memory memory_format non_blocking stride implicit path cudnn_enabled cudnn_enable"
     " scale_grad_by_freq sparse sparse_grad requires_grad".split()
 )
-"""Parameters that affect only layout, speed or gradients, whichever op has them."""
+"""Names of parameters that affect only layout, speed or gradients, in every op."""
 
 HARMLESS_OF: Mapping[str, frozenset[str]] = {
     "aten::embedding": frozenset({"padding_idx"}),  # changes gradients only
@@ -27,7 +27,7 @@ HARMLESS_OF: Mapping[str, frozenset[str]] = {
     # ONNX has no complex tensors: such a call is refused by its dtype.
     "aten::stft": frozenset({"return_complex"}),
 }
-"""Op -> the parameters that do not change the values of its result."""
+"""Op -> its parameters that do not change the values of the result."""
 
 _Call = Mapping[str, Any]
 """The arguments of a call by name."""
@@ -83,7 +83,7 @@ _FAULTS: Mapping[str, str | Callable[[_Call], str | None]] = {
     "aten::special_log_ndtr": "its translation overflows",
     "aten::special_erfcx": "its translation overflows",
 }
-"""Schema name of an op -> why torch.onnx's translation is wrong, or a function that returns the reason for a call."""
+"""Schema name of an op -> a reason not to use torch.onnx's translation, or a function from a call to the reason."""
 
 
 def refuse_faults(graph: fx.Graph, registry: Registry) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _SHORT_BITS = 12
-"""The most binary digits of a number that counts as exact in float32."""
+"""A number with more binary digits than this does not count as exact in float32."""
 
 
 def python_float(node: fx.Node) -> str | None:
@@ -81,7 +81,7 @@ def _constants(model: "onnx_ir.Model") -> Iterator[float]:
 
 
 _MOVING = frozenset("Cast CastLike Concat Expand Identity Pow Reshape Squeeze Tile Unsqueeze".split())
-"""ONNX ops that only move a constant. Pow uses its exponent exactly."""
+"""ONNX ops that only move or cast a constant, and Pow, which uses its exponent exactly."""
 
 
 def _computes(model: "onnx_ir.Model") -> bool:

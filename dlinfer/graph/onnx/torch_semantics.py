@@ -45,7 +45,7 @@ _FROM_THE_FRONT: Mapping[str, str] = {
     **{f"aten::{name}": "target" for name in _LOSSES},
     "dlinfer::fused_moe": "topk_ids",
 }
-"""Op -> its parameter for the index. For a negative index the op raises in torch, unless it is the ``ignore_index``."""
+"""Op -> its index parameter. In torch, the op raises for a negative index that is not the ``ignore_index``."""
 
 
 def promote(graph: fx.Graph) -> None:

@@ -24,7 +24,7 @@ from dlinfer.graph.passes.rewriter import Edit, Rewriter
 _LINEAR = (torch.ops.aten.linear.default, ops.linear.overload)
 
 REACH = 2
-"""The most other products that may stand between the first and the last of merged layers.
+"""The largest number of other matrix products that may stand between the first and the last of the merged layers.
 
 A result that is computed early stays in memory longer. Layers of one block are close together: no other product stands
 between q, k and v or gate and up, and one stands between the two down-projections of multi-head latent attention. But
