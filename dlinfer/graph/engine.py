@@ -89,8 +89,9 @@ class Engine(ABC):
         """Compile a region of nodes that were not refused."""
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return a reason not to run a region of these nodes in this engine, because it is too small; None if it is
-        not.
+        """Return a reason not to run a region of these nodes in this engine; None if there is none.
+
+        The reason is that the region is too small: entering it would cost more than running its nodes eagerly.
         """
         return None
 

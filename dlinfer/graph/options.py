@@ -65,12 +65,15 @@ class CompileOptions:
 
     @property
     def policy(self) -> str:
-        """The fallback policy: the option's, else the setting's."""
+        """The fallback policy: the option ``fallback`` if it is given, else the setting."""
         return self.fallback or settings.current().fallback
 
     @property
     def wanted_engine(self) -> str | None:
-        """The engine's name: the option's, else the setting's; None means the vendor's default engine."""
+        """The engine's name: the option ``engine`` if it is given, else the setting.
+
+        None means the vendor's default engine.
+        """
         return self.engine or settings.current().engine or None
 
     @property

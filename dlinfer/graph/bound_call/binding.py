@@ -1,9 +1,9 @@
 """Generate the reader of a bound call: a function that collects the graph's inputs from a call's arguments.
 
-A reader is made in one call, and keeps the weights and the steady arguments of this call. A steady argument is the same
-object at each call, such as the KV caches. In later calls, the reader checks that the kept objects are still in place,
-and reads the other inputs from the arguments. If a kept object was replaced, the reader returns None, and a new reader
-is made.
+The first call makes a reader, which keeps the weights and the steady arguments of this call. A steady argument is the
+same object at each call, such as the KV caches. In later calls, the reader checks that the kept objects are still in
+place, and reads the other inputs from the arguments. If a kept object was replaced, the reader returns None, and a new
+reader is made.
 
 The reader notices
 
@@ -16,8 +16,8 @@ Writes into kept tensors need no check. The reader does not notice a tensor that
 
 The reader also keeps a copy of each list or dict that holds kept objects, and compares the list or dict with its copy.
 This is fast, because Python counts identical elements as equal. For two different tensors, Python calls ``==``. If the
-result has several elements, it has no truth value. Python then raises an error, and the reader returns None. A tensor
-with one element raises no error, so the reader also compares it with ``is``.
+result has several elements, it has no truth value. Python then raises an error, and the reader returns None. For
+tensors of one element there is no error, so the reader also compares such tensors with ``is``.
 """
 
 import re
@@ -122,7 +122,7 @@ class _Writer:
             container = result
 
     def constant(self, source: str, value: object) -> None:
-        """Add a check that ``source`` still evaluates to an equal value.
+        """Add a check that ``source`` still evaluates to something equal to ``value``.
 
         If the object before the last step is steady, the reader keeps this object, and evaluates only the last step.
         """

@@ -70,7 +70,7 @@ class BoundCall:
         return self.program(*inputs)[0]
 
     def unbind(self) -> None:
-        """Release the weights and steady arguments of earlier calls. The next call reads its own."""
+        """Release the weights and steady arguments of earlier calls. The next call makes a new reader, with its own."""
         self._binding = None
         self.program.unbind()
 

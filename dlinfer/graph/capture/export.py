@@ -157,7 +157,7 @@ def _output_names(program: ExportedProgram) -> list[str]:
     """Return a name for each output of the module.
 
     The name is a dict key or field, such as ``logits``. Tuple items are ``output_0``, ``output_1``, ... A single output
-    is ``output``. If two names were equal, all outputs are numbered like tuple items.
+    is ``output``. If two outputs would get the same name, all outputs are numbered like tuple items.
     """
     spec = program.call_spec.out_spec
     assert spec is not None

@@ -154,7 +154,7 @@ def _write_call(node: fx.Node) -> Json:
 class ReadGraph:
     """A graph read from its written form.
 
-    captured: the graph with its inputs' fakes, in a fake mode of its own.
+    captured: the graph and the fakes of its inputs. The fakes belong to a new fake mode.
     symbols: name of a symbol in the file -> its symbolic size in this fake mode.
     interface: the interface in the file, with two additions: the conditions on sizes that arose while the ops ran on
         fakes, and the flag ``written`` of each input.
@@ -234,7 +234,7 @@ class _Reader:
     def add_inputs(self, interface: Interface) -> list[fx.Node]:
         """Add placeholders for the weights, then for the other inputs.
 
-        Return the placeholders of the interface's ports, which are neither weights nor constants.
+        Return the placeholders that have a port in the interface. Weights and constants have none.
         """
         weights, constants = self.data["weights"], interface.constants
         nodes = [self.add(name_of(name), "placeholder", name) for name in _list(self.data["inputs"])]

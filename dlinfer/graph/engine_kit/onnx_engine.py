@@ -64,7 +64,7 @@ class OnnxEngine(ValueEngine[Options]):
 
 
 class OnnxLowered(Lowered):
-    """A function as an ONNX graph. Each session gets a model that contains the weights."""
+    """A functionalized region as an ONNX graph. Each session gets a model that contains the weights."""
 
     def __init__(self, engine: OnnxEngine[Options], function: Function, options: Options) -> None:
         super().__init__(function, function.weights)

@@ -2,7 +2,7 @@
 
 
 class RefusedError(Exception):
-    """A vendor refuses a region, or one call of a region. Torch runs it instead, under the fallback policy.
+    """A vendor refuses a region, or one call of a region. Torch runs the region or the call, under the fallback policy.
 
     reason: the text for the report. node: the node that caused the refusal; empty if no single node did.
     """

@@ -109,7 +109,6 @@ class ValueEngine(Engine, Generic[Options]):
         return self.refuses_op(node) or self._selftest_failure(node)
 
     def entry_cost(self, nodes: Sequence[fx.Node]) -> str | None:
-        """Return a reason not to enter a region, because it is too small; None if it is large enough."""
         count = sum(map(is_compute, nodes))
         if count >= self.smallest or any(map(self.is_heavy, nodes)):
             return None

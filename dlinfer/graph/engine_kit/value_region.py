@@ -29,7 +29,7 @@ may raise RefusedError, but only before it writes."""
 
 
 class OutputSpecs:
-    """The dtypes and sizes of one function's outputs.
+    """The dtypes and sizes of the outputs of a functionalized region.
 
     The constructor raises UnknownSizeError if the inputs do not determine an output's size.
     """

@@ -56,8 +56,9 @@ class WeightSamples:
         return True
 
     def changed(self, owners: Collection[int]) -> set[int]:
-        """Return the numbers of the weights whose sampled elements changed. owners: the numbers of the weights to
-        check.
+        """Return the numbers of the weights whose sampled elements changed.
+
+        owners: the numbers of the weights to check.
         """
         different: set[int] = set()
         for (window, places, owner), before in zip(self._groups, self._before, strict=True):

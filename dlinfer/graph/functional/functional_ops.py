@@ -126,7 +126,7 @@ def _define(op: Op) -> Op:
 
 
 def _parameters(schema: object) -> str:
-    """Return the text of a schema's parameters without alias annotations. Keyword-only ones become positional."""
+    """Return the text of a schema's parameters without alias annotations. Keyword-only parameters become positional."""
     text = str(schema).partition("(")[2].rpartition(") -> ")[0]
     return re.sub(r"\(\w+!?\)", "", text).replace("*, ", "")
 

@@ -200,8 +200,9 @@ class _Builder:
         value: object,
         kwargs: Mapping[str, Argument] | None = None,
     ) -> fx.Node:
-        """Insert a call into the new graph and return it. It gets the model's line of the node that the walk is at.
+        """Insert a call into the new graph and return it.
 
+        The call gets the model's line of the node that the walk is at.
         args, kwargs: the arguments. An old node among them stands for its present value. value: the call's fake result.
         """
 
@@ -253,8 +254,9 @@ class _Builder:
         self.value[node] = (self._writes_to(node), result)
 
     def _contents(self, node: fx.Node, functional: FunctionalCall) -> list[fx.Node]:
-        """Insert the functional op for ``node``. Return the results of the original op, then the new content of each
-        target.
+        """Insert the functional op for ``node``.
+
+        Return the results of the original op, then the new content of each target.
         """
         targets, count = functional.targets, functional.results
         if functional.op is None:

@@ -1,7 +1,7 @@
 """The interface of a compiled graph, and generated Python code that checks a call's values.
 
 Artifacts, sessions and bound calls check values with ``Interface.bind``. Bound calls also generate a reader, a function
-that finds the values in a call's arguments. The checks and conversions in its code come from ``mismatches`` and
+that finds the values in a call's arguments. The checks and conversions in the reader come from ``mismatches`` and
 ``as_taken``.
 """
 

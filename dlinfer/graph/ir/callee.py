@@ -41,10 +41,10 @@ _MODULES: dict[str, ModuleType] = {"operator": operator, "torch": torch, "math":
 
 
 def reference(target: Callable[..., object] | str) -> str:
-    """Return the name of a function as text, for ``resolve``: ``op aten.view.default``, ``py operator.mul``, ``higher
-    cond``.
+    """Return the name of a function as text that ``resolve`` reads.
 
-    Raises TypeError for a target that is neither an op nor a function of ``_MODULES``.
+    The text is ``op aten.view.default``, ``py operator.mul`` or ``higher cond``. Raises TypeError for a target that is
+    neither an op nor a function of ``_MODULES``.
     """
     if isinstance(target, OpOverload):
         return f"op {target}"

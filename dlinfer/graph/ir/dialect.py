@@ -54,7 +54,7 @@ _RANDOM_IN_TRAINING = {
 _SCHEMA_TELLS_ALL = frozenset({"aten", "prims", "dlinfer", "dlinfer_graph", "dlinfer_values"})
 """Namespaces of ops whose schemas and tags declare all effects."""
 _WITHOUT_STATE = frozenset({"torchvision", "quantized", "quantized_decomposed", "transformers"})
-"""Namespaces of other libraries whose sources show no undeclared effects, except ops that are registered as effectful."""
+"""Namespaces of other libraries whose sources show no undeclared effects. Ops registered as effectful do have some."""
 
 _REPLACES_MEMORY = frozenset({"set_", "resize_", "resize_as_", "as_strided_"})
 
@@ -279,8 +279,7 @@ def symbols_in(node: fx.Node) -> set[object]:
 
 
 def input_with(symbol: object, inputs: Sequence[fx.Node]) -> fx.Node | tuple[fx.Node, int] | None:
-    """Return an input whose value is the symbol. If there is none, return a pair (input, dimension) whose size is the
-    symbol.
+    """Return an input whose value is the symbol, or else a pair (input, dimension) whose size is the symbol.
 
     Return None if no input has this value or size.
     """
@@ -305,8 +304,7 @@ def is_as_strided(node: fx.Node) -> bool:
 
 
 def placed_memory(node: fx.Node) -> set[int]:
-    """Return the memory that a node reads at a storage offset written in the graph, as ``as_strided`` with an offset
-    does.
+    """Return the memory that a node reads at a fixed storage offset, as ``as_strided`` with an offset does.
 
     If an input owns this memory, the node is right only for inputs with the storage offset of the captured call.
     """

@@ -152,9 +152,9 @@ def made_memory(node: fx.Node) -> bool:
 def layout_to_keep(node: fx.Node) -> Order | None:
     """Return the order of dimensions in memory that a kernel's result must get; None if nothing has to be enforced.
 
-    Readers of the result rely on the strides of its fake. These come from the op's Python description. The real kernel
-    may use other strides, depending on the CPU, its libraries or the attention backend. So only dlinfer's kernels, and
-    loops compiled for these strides, are trusted.
+    Readers of the result rely on the strides of its fake. These strides come from the op's Python description. The real
+    kernel may use other strides, depending on the CPU, its libraries or the attention backend. So only dlinfer's
+    kernels, and loops compiled for these strides, are trusted.
 
     Nothing is enforced for numbers, tensors without dimensions, views and memory that existed before the graph. If the
     fake has gaps or overlaps, its layout cannot be enforced (``has_layout``).

@@ -1,6 +1,6 @@
 """Sizes, strides and contiguity of fake tensors, and the step that enforces a layout.
 
-The queries add no guard. Each returns True only if its statement holds for every value of the symbols. ``laid_out``
+The queries add no guard. An answer such as "contiguous" or "equal" holds for every value of the symbols. ``laid_out``
 runs after a kernel, on the kernel's real result.
 """
 

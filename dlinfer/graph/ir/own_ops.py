@@ -38,7 +38,7 @@ def own_op(
 def define_op(
     library: Any, name: str, schema: str, run: Callable[..., object], shapes: Callable[..., object]
 ) -> Op:
-    """Define an op in a library and return its overload. run: computes it on any device. shapes: its fake function."""
+    """Define an op in a library and return its overload. run: runs the op on any device. shapes: its fake function."""
     library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, run, "CompositeExplicitAutograd")
     torch_library.register_fake(f"{library.ns}::{name}", shapes, lib=library)

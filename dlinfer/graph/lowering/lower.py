@@ -41,7 +41,7 @@ def lower(captured: Captured, engine: Engine, options: CompileOptions) -> Compil
 
 
 def improve(graph_module: fx.GraphModule, options: CompileOptions) -> None:
-    """Run the common passes on the graph in place, without those that the options turn off."""
+    """Run the common passes on the graph in place, except those that the options turn off."""
     emit(lambda report: debug.show_captured(report, graph_module))
     _run(graph_module, passes(), options)
 

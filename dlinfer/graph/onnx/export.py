@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class OnnxGraph:
     """A model with the names of its inputs and outputs.
 
-    model: an ``onnx_ir.Model`` without weights. inputs: a name for each placeholder of the graph, in order.
+    model: an ``onnx_ir.Model`` without weights.
+    inputs: a name for each placeholder of the graph, in order.
     outputs: a name for each output of the graph, in order.
     """
 

@@ -1,5 +1,4 @@
-"""Refuse calls that lose precision in ONNX: float64 calls with float32 constants, and calls that compute a Python
-float.
+"""Refuse calls that lose precision in ONNX: float64 calls with float32 constants, and computed Python floats.
 
 The exporter writes Python numbers as float32 unless a type requires more, and some translations always compute in
 float32. A float that is computed from sizes has 64 bits in Python, and 32 bits in a model.

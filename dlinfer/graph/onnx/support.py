@@ -53,9 +53,8 @@ def fault_by_onnx(model: bytes) -> str | None:
 
 
 class Refusals:
-    """Answers to whether the exporter and a runtime support a kind of node. They are cached.
+    """Cached answers: whether the exporter and a runtime support a kind of node. Threads may share one object.
 
-    Threads may share one object.
     opset: the models' opset.
     translations: returns torch op -> translation. These translations are preferred to the standard ones; see
         ``export``.

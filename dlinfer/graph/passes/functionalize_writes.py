@@ -83,9 +83,7 @@ class _Seen:
                 self.outside.add(memory)
 
     def is_private(self, write: fx.Node) -> bool:
-        """Return whether the graph allocated the written memory, and later reads it only through the result of
-        ``write``.
-        """
+        """Return whether the graph allocated the written memory, and later reads it only through the write's result."""
         target = write.args[0]
         if not isinstance(target, fx.Node) or written_arguments(write) != [target]:
             return False

@@ -50,15 +50,16 @@ class Rewriter:
         self.edits: list[Edit] = []
 
     def call(self, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert a call of ``op`` before ``at``, with the model's line of ``at``. Return the new node. The op runs on
-        fakes.
+        """Insert a call of ``op`` before ``at``, and return the new node. The op runs on fakes.
+
+        The new node has the model's line of ``at``.
         """
         node = self._insert(at, op, args, kwargs)
         node.meta["val"] = self.fake_call(op, *args, **kwargs)
         return node
 
     def call_like(self, old: fx.Node, at: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-        """Insert a call of ``op`` before ``at``, and return the new node. It gets the fake result of ``old``.
+        """Insert a call of ``op`` before ``at``, and return the new node, with the fake result of ``old``.
 
         The real result must have the dtype, sizes and strides of this fake. Views of the old result are then views of
         the new result. Unlike ``call``, this does not run the op on fakes, which would take about ten milliseconds with

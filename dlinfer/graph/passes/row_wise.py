@@ -100,10 +100,10 @@ def _all_have(node: fx.Node, dim: int, read: list[fx.Node], *, ends_last: bool =
 
 
 def _broadcast(node: fx.Node, dim: int) -> Rows | None:
-    """Return the arguments of a pointwise op that have the result's rows. Arguments that are broadcast over rows are
-    left out.
+    """Return the arguments of a pointwise op that have the result's rows.
 
-    Return None if an argument has another number of rows, or if no argument has rows.
+    Arguments that are broadcast over rows are left out. Return None if an argument has another number of rows, or if no
+    argument has rows.
     """
     result = fake(node)
     if not isinstance(result, Tensor):

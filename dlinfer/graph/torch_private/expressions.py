@@ -37,7 +37,7 @@ Bounds = tuple[int | None, int | None]
 
 
 class SizeTextError(ValueError):
-    """A text is neither a size nor a condition, or an expression cannot be written as such a text."""
+    """A text is neither a size nor a condition, or an expression cannot be written as text."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """torch.onnx's exporter: its table of translations, and its translation of a graph node by node.
 
 The public ``torch.onnx.export`` retraces a whole exported program, and reads its table anew at each call. For a region
-of five nodes it takes seconds, while the functions here take milliseconds. It would also drop or refuse the writes of a
-region. ``dlinfer.graph.functional`` has removed these writes before, so a region needs only the table and the
-translation. ``tests/graph/test_what_torch_offers.py`` shows all of this.
+of five nodes it takes seconds, while the functions here take milliseconds. The public function would also drop or
+refuse the writes of a region. ``dlinfer.graph.functional`` has removed these writes before, so a region needs only the
+table and the translation. ``tests/graph/test_what_torch_offers.py`` shows all of this.
 """
 
 # Parts of torch have no types, and some names are private.

@@ -30,7 +30,8 @@ def guard_all(
     """Check guards that were made in another fake mode, and add them to the original symbols.
 
     Return True if all guards hold for the hints. Otherwise add none of them, and return False.
-    guards: texts from ``guards_of``. original: the other mode's symbol -> the original symbol of ``environment``.
+    guards: texts from ``guards_of``.
+    original: symbol of the other mode -> the original symbol, which belongs to ``environment``.
     """
     if not guards:
         return True

@@ -79,8 +79,7 @@ def cast_source(node: Argument) -> fx.Node | None:
 
 
 def widened_from(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """Follow exact casts upwards from ``node``. Return the tensor above them, and the casts from the nearest to the
-    farthest.
+    """Follow exact casts upwards from ``node``. Return the tensor above all casts, and the casts, the nearest first.
 
     A cast is exact if it goes from a float to the same or a wider float.
     """

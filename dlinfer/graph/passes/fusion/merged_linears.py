@@ -67,7 +67,8 @@ def merge_linears(graph_module: fx.GraphModule) -> list[Edit]:
 def _may_join(group: _Group, parameters: list[fx.Node], node: fx.Node, rank: int, effects: Effects) -> bool:
     """Return whether a layer may be computed at the place of the group's first layer.
 
-    node: the layer. parameters: its weight and bias. rank: the number of matrix products in the graph before it.
+    node: the layer. parameters: the layer's weight and bias.
+    rank: the number of matrix products in the graph before the layer.
     """
     first = group.layers[0]
     return (
