@@ -126,7 +126,7 @@ def _with_resolved(captured: Captured, weights: list[torch.Tensor]) -> Captured:
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy of the graph, which passes may change.
+    """Return a copy of the graph. Passes may change the copy.
 
     The copy has no checks of dtype and device (``_assert_tensor_metadata``), because the fake tensors passed them.
     """

@@ -121,12 +121,12 @@ def name_of(value: Json) -> str:
 
 
 def dtype_of(content: Json) -> torch.dtype:
-    """Return the dtype with this name. Raises CodecError if there is none."""
+    """Return the dtype that ``content`` names, such as ``float32``. Raises CodecError if there is none."""
     return _torch_object(content, torch.dtype)
 
 
 def device_of(content: Json) -> torch.device:
-    """Return the device with this name, such as ``cuda:0``. Raises CodecError if there is none."""
+    """Return the device that ``content`` names, such as ``cuda:0``. Raises CodecError if there is none."""
     try:
         return torch.device(content if isinstance(content, str) else "")
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Decide when inputs and outputs of a functionalized region may safely share memory at run time."""
+"""Decide whether a functionalized region may write an input's new content into the input's own memory."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,4 +1,4 @@
-"""Translate maxima and minima: over dimensions (``amax``), and elementwise without NaNs (``fmax``)."""
+"""Translate maxima and minima: those over dimensions (``amax``), and elementwise ones that skip NaNs (``fmax``)."""
 
 from collections.abc import Sequence
 
