@@ -1,4 +1,4 @@
-"""Decide whether a functionalized region may write an input's new content into the input's own memory."""
+"""Decide whether an input's new content may be computed in the input's memory, and whether a call's inputs overlap."""
 
 from collections.abc import Collection, Sequence
 

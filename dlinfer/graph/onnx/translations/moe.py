@@ -82,7 +82,7 @@ def _fused_moe(
 def _dense_weights(
     x: Value, gate_up: Value, topk_weights: Value, topk_ids: Value, renormalize: bool
 ) -> tuple[Value, Value]:
-    """Return two values [tokens, experts]: each expert's weight for each token, and whether the token chose the expert."""
+    """Return two values [tokens, experts]: the experts' weights for each token, and whether the token chose each."""
     weights, ids = token_weights(x, topk_weights, renormalize), op.Cast(topk_ids, to=7)
     zero = number(0.0, x, wide=True)
     nothing = op.Expand(zero, shape_of([(topk_ids, 0), (gate_up, 0)]))
