@@ -1,4 +1,4 @@
-"""Patches LMDeploy's command line: ``--device`` activates our device, and our errors print without a traceback."""
+"""Patches LMDeploy's command line. ``--device`` activates our device, and our errors print without a traceback."""
 
 import logging
 import sys
@@ -36,7 +36,7 @@ def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any 
 
 
 def _names_device(arguments: Iterable[str]) -> bool:
-    """Return whether the arguments contain ``--device``, or an abbreviation that argparse reads as ``--device``."""
+    """Return whether the arguments contain ``--device`` or an abbreviation that argparse reads as ``--device``."""
     names = (argument.partition("=")[0] for argument in arguments)
     return any(len(name) > len("--d") and "--device".startswith(name) for name in names)
 

@@ -1,4 +1,4 @@
-"""Defines the adaptor's own errors, and how messages quote errors of other libraries."""
+"""Defines the adaptor's own errors, and functions that quote other errors in their messages."""
 
 import signal
 
@@ -6,13 +6,13 @@ from dlinfer.errors import DlinferError
 
 
 def in_short(error: BaseException) -> str:
-    """Return an error's class name and the first line of its text. The other lines may fill a page."""
+    """Return an error's class name and the first line of its text. The full text may fill a page."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :.')}" if lines else type(error).__name__
 
 
 def ending(exitcode: int | None) -> str:
-    """Return how a process ended, as text. exitcode: multiprocessing's."""
+    """Return a text that says how a process ended. exitcode: the ``exitcode`` of a multiprocessing.Process."""
     if exitcode is not None and exitcode < 0:
         hint = " (as the system does when memory runs out)" if -exitcode == signal.SIGKILL else ""
         return f"it was killed by {signal.Signals(-exitcode).name}{hint}"
@@ -20,14 +20,14 @@ def ending(exitcode: int | None) -> str:
 
 
 class RankEndedError(DlinferError, RuntimeError):
-    """A process of a model that runs as several (tp > 1) has ended, so no more tokens can be computed."""
+    """One of the processes of a tensor-parallel model (tp > 1) has ended, so no more tokens can be computed."""
 
     message = "the process of rank {rank} of {ranks} ended: {how}. dlinfer ends the other ranks too."
     next_step = "start the engine again; if memory ran out, use a smaller KV cache (num_gpu_blocks)."
 
 
 class NoCudaError(DlinferError, RuntimeError):
-    """The user asked LMDeploy for a CUDA device, and torch sees none."""
+    """The user asked LMDeploy for a CUDA device, but torch sees none."""
 
     message = "device 'cuda' was requested, but torch sees no CUDA device."
     next_step = "leave the device out, or use --device cpu (device_type='cpu' in Python)."
@@ -41,7 +41,7 @@ class QuantisationSourceError(DlinferError, ValueError):
 
 
 class QuantisationOutputError(DlinferError, OSError):
-    """The output folder of a quantised model exists already, or cannot be written."""
+    """The output folder for a quantised model already exists, or cannot be written."""
 
     message = "the quantised model cannot be written to {path!r}: {detail}."
     next_step = "{advice}"
@@ -55,14 +55,14 @@ class CalibrationError(DlinferError, RuntimeError):
 
 
 class LossError(DlinferError, RuntimeError):
-    """The loss from packing a model's weights cannot be measured for this format, text or model."""
+    """The loss caused by packing a model's weights cannot be measured for this format, text or model."""
 
     message = "the loss of {path!r} cannot be measured: {detail}."
     next_step = "{advice}"
 
 
 class NoDeviceGraphError(DlinferError, RuntimeError):
-    """Graph mode needs device graphs (like CUDA graphs), and the device's torch package does not offer them."""
+    """Graph mode needs device graphs (like CUDA graphs), but the device's torch package does not offer them."""
 
     message = "decoding steps cannot be captured as graphs: {module} has no {name}."
     next_step = "set eager_mode=True, or install a build of the device's torch package that has it."

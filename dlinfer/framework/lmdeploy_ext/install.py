@@ -1,8 +1,8 @@
-"""Lists all patches on LMDeploy, and applies each when its LMDeploy module is imported.
+"""Lists all patches on LMDeploy, and applies each patch when the LMDeploy module that it changes is imported.
 
-Patches apply at import, because LMDeploy's modules copy functions from each other by ``from ... import``: a patch
-applied later would miss the copies. Patches apply for every device. On LMDeploy's own devices each patch calls the
-original function.
+LMDeploy's modules copy functions from each other by ``from ... import``. A patch that is applied after such an import
+would miss the copy, so patches are applied at import, before the user has chosen a device. If the engine then runs on
+one of LMDeploy's own devices, each patch calls the original function.
 """
 
 import importlib
@@ -47,10 +47,10 @@ activation.provide(_records, _changed)
 
 
 def on_import(module: ModuleType | None) -> None:
-    """Apply the patches and the device view to the LMDeploy modules that are loaded.
+    """Apply the patches and the device view to LMDeploy modules that are loaded.
 
-    The import hook calls this for each LMDeploy module. module: the one that was just executed; None if the adaptor
-    itself was just imported.
+    The import hook calls this after each import of an LMDeploy module. module: the module that was just imported; None
+    if the adaptor itself was just imported.
     """
     activation.patches().apply_loaded()
     byte_order_mark.OF_TRANSFORMERS.apply_loaded()

@@ -45,15 +45,15 @@ print(json.dumps([result, _autoload.failure() or ""]))
 
 @dataclass(frozen=True)
 class FrameworkState:
-    """The state of a serving framework and of its adaptor.
+    """The state of a serving framework and of dlinfer's adaptor for it.
 
-    version: null if the framework is not installed; then ``tested`` is null as well.
-    tested: whether the version is inside the range this adaptor was tested with; ``note`` says so in words.
+    version: the framework's version; null if it is not installed, and then ``tested`` is null as well.
+    tested: whether the adaptor was tested with this version. note: the same answer in words.
     state: ready: our device types work without a change to the user's script.
         manual: torch's autoload is switched off; our device types work after the line that ``next_step`` gives.
-        failed: our device types do not work; ``detail`` says why.
+        failed: our device types do not work; ``detail`` gives the reason.
         absent: the framework is not installed.
-    traceback: the traceback of a failed autoload hook, or empty.
+    traceback: the traceback of dlinfer's autoload hook if the hook failed, or empty.
     """
 
     name: str
@@ -67,7 +67,7 @@ class FrameworkState:
 
 
 def check() -> FrameworkState:
-    """Return the state of the installed LMDeploy. Takes some seconds; never imports LMDeploy in this process."""
+    """Return the state of the installed LMDeploy. Takes some seconds, and never imports LMDeploy in this process."""
     try:
         version = metadata.version("lmdeploy")
     except metadata.PackageNotFoundError:
@@ -77,7 +77,7 @@ def check() -> FrameworkState:
 
 
 def _try_devices() -> tuple[Literal["ready", "manual", "failed"], str, str, str]:
-    """Try each of our device types, and return (state, detail, next step, traceback): see ``FrameworkState``."""
+    """Try each of our device types, and return (state, detail, next step, traceback) as in ``FrameworkState``."""
     autoload = os.environ.get(_SWITCH, "1") == "1"  # as torch reads it
     if autoload and not _hook_is_installed():
         detail = "torch cannot find dlinfer's autoload hook: dlinfer is on the path, but not installed"
@@ -103,7 +103,10 @@ def _hook_is_installed() -> bool:
 
 
 def _try_device(device_type: str, import_line: str) -> tuple[str, str]:
-    """Try one device type, and return (error, traceback of the autoload hook). Both are empty if the type works."""
+    """Try one device type in a child process, and return (error, traceback of dlinfer's autoload hook).
+
+    Both are empty if the device type works. import_line: Python code that the child runs first.
+    """
     command = [sys.executable, "-c", _CHILD, device_type, import_line]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)

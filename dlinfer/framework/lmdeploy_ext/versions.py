@@ -7,7 +7,7 @@ FAULTY = ">=0.18.0,<0.19"
 
 
 def describe(version: str) -> tuple[bool, str]:
-    """Return whether a version is inside the tested range, and a line of text with this answer."""
+    """Return whether the adaptor was tested with an LMDeploy version, and the same answer as a line of text."""
     if contains(FAULTY, version):
         return True, f"lmdeploy {version} is inside the tested range ({FAULTY})"
     return False, f"lmdeploy {version} is outside the tested range ({FAULTY}); expect differences"

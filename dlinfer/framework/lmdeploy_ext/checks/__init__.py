@@ -1,1 +1,1 @@
-"""Refuses unsupported model folders, models, options and requests before any work is spent on them."""
+"""Refuses model folders, models, engine options and requests that are not served, before any work is spent on them."""

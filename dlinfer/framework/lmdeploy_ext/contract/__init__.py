@@ -1,1 +1,1 @@
-"""Compares LMDeploy's source with this package: the names that each uses from the other. Never imports LMDeploy."""
+"""Compares LMDeploy's source with this package: the names that each uses from the other. LMDeploy is not imported."""

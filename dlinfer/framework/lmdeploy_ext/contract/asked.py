@@ -1,4 +1,4 @@
-"""Compares LMDeploy's imports from ``dlinfer``, and its calls of ``dlinfer``, with what ``dlinfer`` offers."""
+"""Finds LMDeploy's imports from ``dlinfer`` and its calls of ``dlinfer``, and compares them with this package."""
 
 import ast
 import importlib
@@ -28,7 +28,10 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Use:
-    """One place where LMDeploy imports or calls a name of ``dlinfer``. name: dotted, as ``dlinfer.ops.rms_norm``."""
+    """One place where LMDeploy imports or calls a name of ``dlinfer``.
+
+    name: the dotted name, such as ``dlinfer.ops.rms_norm``. module: LMDeploy's module. call: None for an import.
+    """
 
     name: str
     module: Module
@@ -43,7 +46,7 @@ class Use:
 
 
 def imports(tree: Tree) -> Iterator[Use]:
-    """Yield every import of a ``dlinfer`` name in LMDeploy, also inside functions."""
+    """Yield every import of a ``dlinfer`` name in LMDeploy, including imports inside functions."""
     for module in tree.holding(PACKAGE):
         for _, name, line in module.imported(module.tree):
             if name.startswith(f"{PACKAGE}."):
@@ -51,7 +54,10 @@ def imports(tree: Tree) -> Iterator[Use]:
 
 
 def calls(tree: Tree) -> Iterator[Use]:
-    """Yield every call of a ``dlinfer`` name in LMDeploy, also if a module of LMDeploy's re-exports that name."""
+    """Yield every call of a ``dlinfer`` name in LMDeploy.
+
+    A module of LMDeploy may re-export a ``dlinfer`` name. Calls of the re-exported name are included.
+    """
     holders = list(tree.holding(PACKAGE))
     words = {local for module in holders for local, name in module.imports.items() if within(name, PACKAGE)}
     for module in tree.holding(PACKAGE, *words):
@@ -65,7 +71,7 @@ def calls(tree: Tree) -> Iterator[Use]:
 
 
 class Asked:
-    """All uses of ``dlinfer`` in one LMDeploy source tree."""
+    """All imports and calls of ``dlinfer`` names in one LMDeploy source tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -74,7 +80,7 @@ class Asked:
         self.names = sorted({use.name for use in self.imports})
 
     def texts(self) -> dict[str, list[str]]:
-        """Return op name -> the sorted, distinct argument texts of its calls."""
+        """Return op name -> the sorted, distinct argument texts of LMDeploy's calls of this op."""
         texts: dict[str, set[str]] = {}
         for use in self.calls:
             if use.name.startswith(OPS):
@@ -82,9 +88,11 @@ class Asked:
         return {op: sorted(arguments) for op, arguments in sorted(texts.items())}
 
     def compare(self, reach: Reach, record: Record) -> Iterator[Drift | Elsewhere]:
-        """Yield a Drift for each use that does not fit ``dlinfer`` and for each recorded use that is not there now.
+        """Yield a finding for each import or call of ``dlinfer`` that this package cannot serve as LMDeploy uses it.
 
-        A use in code that the device never runs gives an Elsewhere instead of a Drift.
+        The finding is a Drift, or an Elsewhere if the device of ``reach`` never runs the code. A name or an op that
+        LMDeploy
+        uses in ``record``, but no longer uses in this source tree, gives a Drift too.
         """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)
@@ -108,7 +116,13 @@ class Asked:
 
 
 def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
-    """Return (kind, used, offered, next step) if a use does not fit ``dlinfer``; None if it fits."""
+    """Return the start of a Drift if an import or call of LMDeploy differs from ``dlinfer``; else None.
+
+    The result is (kind, used, offered, next step). An import differs if ``dlinfer`` lacks the name. A call differs if
+    ``dlinfer`` lacks the op, if the arguments do not bind to the signature, or if the arguments of an op differ from
+    those
+    in ``record``.
+    """
     target = resolve(use.name)
     if use.call is None:
         is_missing = target is _MISSING
@@ -135,7 +149,7 @@ def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
 
 
 def resolve(name: str) -> Any:
-    """Return the object that a dotted ``dlinfer`` name means; ``_MISSING`` if there is none."""
+    """Return the object with this dotted ``dlinfer`` name; ``_MISSING`` if there is none."""
     first, *parts = name.split(".")
     target: Any = importlib.import_module(first)
     for part in parts:

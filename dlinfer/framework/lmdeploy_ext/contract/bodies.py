@@ -1,4 +1,4 @@
-"""Finds patched LMDeploy functions whose body differs from the reviewed body. Runs whenever a device is activated."""
+"""Finds patched LMDeploy functions whose body differs from the reviewed one. Runs whenever a device is activated."""
 
 import hashlib
 import importlib.util
@@ -12,7 +12,10 @@ from dlinfer.framework.patching import Patch
 
 
 def installed_source() -> Path:
-    """Return the installed LMDeploy's folder without importing it. Raises FrameworkSourceError without LMDeploy."""
+    """Return the folder of the installed LMDeploy, without importing it.
+
+    Raises FrameworkSourceError if LMDeploy is not installed.
+    """
     loaded = sys.modules.get("lmdeploy")
     spec = importlib.util.find_spec("lmdeploy") if loaded is None else loaded.__spec__
     if spec is None or spec.origin is None:
@@ -21,7 +24,7 @@ def installed_source() -> Path:
 
 
 def digest(file: Path) -> str:
-    """Return 16 hexadecimal digits of a file's SHA-256; empty if the file does not exist."""
+    """Return the first 16 hexadecimal digits of a file's SHA-256; an empty text if the file does not exist."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
@@ -31,10 +34,12 @@ def changed(
     source: Callable[[], Path] = installed_source,
     recorded: Path = records.FOLDER,
 ) -> Iterator[tuple[Patch, str]]:
-    """Yield (patch, recorded release) for each patch whose original function differs from the recorded body.
+    """Yield (patch, version of the record) for each patch whose original function differs from the recorded body.
 
-    version: LMDeploy's version. source: a function that returns LMDeploy's folder. recorded: the folder of records.
-    A file whose digest equals the recorded one is not parsed, so checking a reviewed release takes milliseconds.
+    version: LMDeploy's version, which chooses the record. source: a function that returns LMDeploy's folder.
+    recorded: the folder of records. A file whose digest equals the recorded digest is not parsed, so checking a
+    reviewed
+    release takes milliseconds.
     """
     record, root = records.nearest(version, recorded), source()
     others = {file for file, known in record.files.items() if digest(root / file) != known}

@@ -15,10 +15,12 @@ from dlinfer.framework.lmdeploy_ext.versions import describe
 
 
 def check(device: str, source: Path | None = None, recorded: Path = records.FOLDER) -> Report:
-    """Return the comparison of LMDeploy's source with this package, for one device type.
+    """Compare LMDeploy's source with this package for one device type, and return the report.
 
     source: the folder that holds the package ``lmdeploy``; None takes the installed package. recorded: the folder of
-    records. Takes some seconds, and only reads files. Raises FrameworkSourceError.
+    records. The comparison takes some seconds and only reads files. Raises FrameworkSourceError if the source is
+    missing
+    or cannot be parsed.
     """
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()
@@ -56,7 +58,7 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
 
 
 def record(source: Path | None = None, folder: Path = records.FOLDER) -> Path:
-    """Write the record of a source tree, and return the record's path. Call it once a person has read all drifts.
+    """Write the record of a source tree, and return the record's path. Call this once a person has reviewed all drifts.
 
     source: the folder that holds the package ``lmdeploy``; None takes the installed package. folder: where to write.
     """

@@ -24,7 +24,7 @@ EXCUSED = {
 
 
 def uses(tree: Tree) -> dict[str, list[str]]:
-    """Return module -> its mentions of CUDA. Modules in ``EXCUSED`` are left out."""
+    """Return module name -> the module's mentions of CUDA, sorted. Modules in ``EXCUSED`` are left out."""
     mentions = {
         module.name: sorted({text for text, _ in _mentions(module)})
         for module in tree.holding("cuda")
@@ -34,7 +34,7 @@ def uses(tree: Tree) -> dict[str, list[str]]:
 
 
 def compare(tree: Tree, record: Record) -> Iterator[Drift]:
-    """Yield a drift for each mention of CUDA that the recorded release does not have."""
+    """Yield a drift for each mention of CUDA that is not in the record."""
     for name, texts in uses(tree).items():
         module = tree.module(name)
         assert module is not None, "the name comes from the tree"

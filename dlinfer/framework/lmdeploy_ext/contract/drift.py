@@ -1,4 +1,4 @@
-"""Defines the comparison's findings: the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
+"""Defines the findings of the comparison, and the schema of ``dlinfer contract --json`` (docs/reference/json.md)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,10 +27,11 @@ Kind = Literal[
 class Drift:
     """One difference between LMDeploy and this package.
 
-    kind: the kind of difference. severity: essential if the device would not start, or might give other tokens;
-        optional if the device works without the missing part.
-    where: ``file:line`` in LMDeploy's folder, or in ``dlinfer/...`` for a name that our adaptor takes from LMDeploy.
-    used: what one side uses. offered: what the other side has. next_step: what to do about the difference.
+    kind: the kind of difference.
+    severity: essential if the device would not start, or might generate other tokens; else optional.
+    where: ``file:line`` in LMDeploy's folder, or in ``dlinfer/...`` for a name that our adaptor imports from LMDeploy.
+    used: the name, call or definition that one side relies on. offered: the other side's counterpart.
+    next_step: the developer's next step.
     """
 
     kind: Kind
@@ -43,10 +44,11 @@ class Drift:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A name or call of LMDeploy's that does not fit this package, in code that the checked device never runs.
+    """A name or call of LMDeploy's that this package lacks or cannot take, in code that the checked device never runs.
 
-    name: the ``dlinfer`` name, followed by the kind of difference if ``dlinfer`` has that name. where: ``file:line``.
-    device: the only device that runs this code, or empty. reason: why the checked device does not run it.
+    name: the ``dlinfer`` name. If ``dlinfer`` has this name, the kind of difference follows it. where: ``file:line``.
+    device: the only device that runs this code; empty if no device is known. reason: the reason that the checked device
+    does not run it.
     """
 
     name: str
@@ -57,10 +59,12 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Looked:
-    """How many names, calls and other things were compared.
+    """The numbers of compared things, by kind.
 
-    names: ``dlinfer`` names that LMDeploy imports. calls: LMDeploy's calls of ``dlinfer``. specs: BuildSpecs.
-    patches: our patches. methods: methods of our classes that extend LMDeploy's. imports: our imports from LMDeploy.
+    names: ``dlinfer`` names that LMDeploy imports. calls: LMDeploy's calls of ``dlinfer``. specs: LMDeploy's
+    BuildSpecs.
+    patches: our patches. methods: methods of those of our classes that extend a class of LMDeploy's.
+    imports: our imports from LMDeploy.
     """
 
     names: int
@@ -73,11 +77,11 @@ class Looked:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole comparison.
+    """The result of one comparison.
 
-    schema: the version of this format. lmdeploy: the version of the source. source: its folder.
-    device: the device type. admitted: whether the version is inside the adaptor's tested range.
-    record: the version of the record that was compared: the source's own version, or the nearest one with a record.
+    schema: the version of this report's format. lmdeploy: LMDeploy's version. source: the folder of LMDeploy's source.
+    device: the device type. admitted: whether LMDeploy's version is inside the adaptor's tested range.
+    record: the version of the record that the source was compared with. It is LMDeploy's version if that has a record.
     drifts: the differences, essential ones first. elsewhere: differences in code that the device never runs.
     """
 

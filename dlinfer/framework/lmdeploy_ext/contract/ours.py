@@ -1,4 +1,4 @@
-"""Reads from our adaptor's source which names, base classes, BuildSpecs and BuildSpec fields of LMDeploy it uses."""
+"""Finds the names, base classes, BuildSpecs and BuildSpec fields of LMDeploy that our adaptor's source uses."""
 
 import ast
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ BACKEND = f"{ROOT}.running.backend"
 
 @dataclass(frozen=True)
 class Taken:
-    """A name of LMDeploy's that a file of ours imports. name: full dotted name. where: ``file:line``. by: our file."""
+    """A name that our adaptor imports from LMDeploy. name: the full name. where: ``file:line``. by: our module."""
 
     name: str
     where: str
@@ -34,7 +34,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Extended:
-    """A class of ours that extends a class of LMDeploy's. base: the full name of LMDeploy's class."""
+    """A class of ours that extends a class of LMDeploy's. ours: our class. base: the full name of LMDeploy's class."""
 
     ours: ast.ClassDef
     base: str
@@ -42,12 +42,12 @@ class Extended:
 
     @property
     def methods(self) -> dict[str, Function]:
-        """The functions of our class by name."""
+        """Name -> method that our class itself defines."""
         return {function.name: function for function in functions(self.ours)}
 
 
 class Adaptor:
-    """The parsed source of our adaptor, and its patches. package: the name of the framework's package."""
+    """The parsed source of our adaptor, and its patches. package: the framework's package, ``lmdeploy``."""
 
     def __init__(self, patches: tuple[Patch, ...], package: str = "lmdeploy") -> None:
         self.patches, self.package = patches, package
@@ -60,7 +60,10 @@ class Adaptor:
         ]
 
     def severity(self, module: Module) -> Severity:
-        """Return ``optional`` for a file of ours in preflight or with optional patches only; else ``essential``."""
+        """Return the severity of a drift in ``module``, a file of ours.
+
+        It is ``optional`` in preflight, and in a file that has patches but no essential ones. Else it is ``essential``.
+        """
         if within(module.name, f"{ROOT}.preflight"):
             return "optional"
         essential = [patch.essential for patch in self.patches if patch.home == module.name]
@@ -68,18 +71,18 @@ class Adaptor:
 
     @cached_property
     def takes(self) -> list[Taken]:
-        """Every import from LMDeploy."""
+        """All imports from LMDeploy in our adaptor."""
         return [taken for module in self.modules for _, taken in self._taken(module)]
 
     def _taken(self, module: Module) -> Iterator[tuple[str, Taken]]:
-        """Yield (local name, import) for each import from LMDeploy in a file of ours."""
+        """Yield (local name, import) for each import from LMDeploy in ``module``, a file of ours."""
         for local, name, line in module.imported(module.tree):
             if within(name, self.package):
                 yield local, Taken(name, self.tree.where(module, line), module)
 
     @cached_property
     def extends(self) -> list[Extended]:
-        """Every class of ours that extends one of LMDeploy's."""
+        """All classes of ours that extend a class of LMDeploy's."""
         return [
             Extended(node, taken[name].name, self.tree.where(module, node))
             for module in self.modules
@@ -92,7 +95,7 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """Name of each BuildSpec that our backend builds itself -> (our module, syntax tree of its builder)."""
+        """BuildSpec name -> (our module, syntax tree of its builder), for each BuildSpec that our backend builds."""
         module = self.tree.module(BACKEND)
         table = getattr(module.names.get("_OURS"), "value", None) if module is not None else None
         assert module is not None and isinstance(table, ast.Dict), f"{BACKEND} has a table _OURS"
@@ -103,9 +106,11 @@ class Adaptor:
         }
 
     def _builder(self, backend: Module, value: ast.expr) -> tuple[Module, ast.AST]:
-        """Return (our module, syntax tree) of the code behind a value of the backend's table ``_OURS``.
+        """Return (our module, syntax tree) of the code that builds a BuildSpec.
 
-        If the value names a function of another module, the tree is that of the whole module.
+        backend: our backend's module. value: the BuildSpec's value in its table ``_OURS``. If the value names a
+        function of
+        another module, the syntax tree is that of the whole other module.
         """
         first, *rest = dotted(value).split(".")
         home = self.tree.module(backend.imports.get(first, ""))
@@ -122,7 +127,7 @@ class Adaptor:
                 yield node.attr, self.tree.where(module, node)
 
     def calls(self) -> Iterator[tuple[Taken, ast.Call]]:
-        """Yield every call in our files of a name that is imported from LMDeploy."""
+        """Yield (import, call) for each call in our adaptor of a name that it imports from LMDeploy."""
         for module in self.modules:
             taken = dict(self._taken(module))
             for node in ast.walk(module.tree):

@@ -1,7 +1,8 @@
 """Finds the definitions in LMDeploy's dlinfer backend that can run on a device.
 
-A device of ours builds some BuildSpecs with its own layers and refuses others by name (``running/backend.py``). Code
-of LMDeploy's that serves only such BuildSpecs need not fit our package.
+The comparison needs this to ignore code that never runs. LMDeploy's dlinfer backend builds a layer for each BuildSpec.
+On our devices, our own backend (``running/backend.py``) builds some BuildSpecs itself and refuses some others. A
+definition that LMDeploy uses only to build those BuildSpecs never runs, so it may differ from what this package offers.
 """
 
 import ast
@@ -32,7 +33,10 @@ _FOLLOWED = (f"{BACKENDS}.dlinfer", f"{BACKENDS}.default", f"{_KERNELS}.dlinfer"
 
 
 def vendor_of(module: str, name: str) -> str:
-    """Return the only device that an LMDeploy module, or the ``dlinfer`` name it uses, is meant for; else empty."""
+    """Return the only vendor device whose code uses ``name``, judged by names alone; empty if no vendor is named.
+
+    module: the LMDeploy module that uses the name. name: a ``dlinfer`` name. Either one may contain a vendor's name.
+    """
     for device in VENDORS:
         if within(module, f"{BACKENDS}.dlinfer.{device}") or re.search(rf"[._]{device}|{device}_", name):
             return device
@@ -40,7 +44,10 @@ def vendor_of(module: str, name: str) -> str:
 
 
 class Reach:
-    """The definitions of LMDeploy's that can run on a device. device: a device type."""
+    """Finds the definitions in LMDeploy's dlinfer backend that can run on one device.
+
+    tree: LMDeploy's source. adaptor: our adaptor's source. device: the device type.
+    """
 
     def __init__(self, tree: Tree, adaptor: Adaptor, device: str) -> None:
         self.tree, self.adaptor, self.device = tree, adaptor, device
@@ -49,7 +56,7 @@ class Reach:
 
     @cached_property
     def builders(self) -> dict[str, list[str]]:
-        """BuildSpec -> names of LMDeploy's backend classes that build it. A class comes before its bases."""
+        """BuildSpec -> names of LMDeploy's backend classes that build it. A subclass comes before its bases."""
         builders: dict[str, list[str]] = {}
         for backend, spec, _ in self._branches:
             builders.setdefault(spec, []).append(name_of(backend.node))
@@ -57,7 +64,7 @@ class Reach:
 
     @cached_property
     def definitions(self) -> set[tuple[str, str]]:
-        """Pairs (module, name) of all top-level definitions that can run on the device."""
+        """(module, name) of every top-level definition of LMDeploy's that can run on the device."""
         seen: set[tuple[str, str]] = set()
         waiting = list(self._roots())
         while waiting:
@@ -69,9 +76,11 @@ class Reach:
         return seen
 
     def why_not(self, module: Module, definition: str, name: str) -> tuple[str, str]:
-        """Return (device, reason) for a definition of LMDeploy's that this device does not run; else two empty strings.
+        """Return (vendor, reason) if this device does not run a definition of LMDeploy's; else two empty strings.
 
-        The returned device is the only one that runs the definition, or empty. name: the ``dlinfer`` name that it uses.
+        module, definition: the module and the name of LMDeploy's top-level definition. name: the ``dlinfer`` name that
+        the
+        definition uses. The returned vendor is the only device that runs the definition, or empty if that is not known.
         """
         vendor = vendor_of(module.name, name)
         if vendor and vendor != self.device:
@@ -84,7 +93,7 @@ class Reach:
 
     @cached_property
     def _branches(self) -> list[tuple[Found, str, list[ast.stmt]]]:
-        """(backend, BuildSpec, body of the ``if``) for each ``if isinstance(spec, ...)`` in a ``build_op``."""
+        """(backend class, BuildSpec, statements) of each branch ``if isinstance(spec, ...)`` in ``build_op``."""
         return [
             (backend, dotted(kind).rpartition(".")[2], node.body)
             for backend in self._chain
@@ -97,9 +106,13 @@ class Reach:
         ]
 
     def _roots(self) -> Iterator[Found]:
-        """Yield the definitions where the search starts.
+        """Yield the definitions that the device runs directly. ``definitions`` then follows the names that they use.
 
-        They are named in branches for specs that we do not build, in backends' other methods, and by our imports.
+        These definitions are named in one of three places:
+
+        - a branch of ``build_op`` for a BuildSpec that our backend does not build;
+        - another method of a backend class;
+        - an import of our adaptor.
         """
         done = set(self.adaptor.own_specs)
         for backend, spec, body in self._branches:
@@ -119,7 +132,10 @@ class Reach:
                 yield definition
 
     def _named(self, module: Module, node: ast.AST) -> Iterator[Found]:
-        """Yield the top-level definitions in packages of ``_FOLLOWED`` that a syntax node names or imports."""
+        """Yield the definitions in the packages of ``_FOLLOWED`` that a syntax node names or imports.
+
+        Only top-level definitions count. module: the module of ``node``.
+        """
         names = [name for _, name, _ in module.imported(node)]
         names += [module.full(name) for inner in ast.walk(node) if (name := dotted(inner))]
         for definition in map(self.tree.find, names):

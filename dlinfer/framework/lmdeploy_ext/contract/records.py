@@ -1,7 +1,8 @@
 """Reads and writes the records of reviewed LMDeploy releases: one file for each release, in the folder ``recorded``.
 
-A record holds what a person has reviewed: the bodies of functions that we replace or extend, the arguments of op
-calls, and the BuildSpecs. It holds no signatures, because they are compared with our code.
+A record holds the things that a person has reviewed: the bodies of functions that we replace or extend, the arguments
+of op calls, and the BuildSpecs. It holds no signatures of LMDeploy's functions, because the comparison checks those
+against our code.
 """
 
 import json
@@ -15,9 +16,12 @@ FOLDER = Path(__file__).parent / "recorded"
 class Record:
     """One reviewed LMDeploy release.
 
-    names: ``dlinfer`` names that LMDeploy imports. calls: op -> argument texts. specs: BuildSpec -> fields.
-    bodies: function as ``module:path`` -> fingerprint. files: file with patched functions -> the file's digest.
-    cuda: module -> its mentions of CUDA.
+    names: ``dlinfer`` names that LMDeploy imports.
+    calls: op name -> texts of the arguments in LMDeploy's calls.
+    specs: BuildSpec name -> field names.
+    bodies: function as ``module:path`` -> fingerprint.
+    files: file with patched functions -> digest of the file.
+    cuda: module name -> mentions of CUDA in that module.
     """
 
     version: str
@@ -35,14 +39,14 @@ class Record:
 
 
 def versions(folder: Path = FOLDER) -> list[str]:
-    """Return the versions that have a record, oldest first."""
+    """Return the LMDeploy versions that have a record, oldest first."""
     from packaging.version import Version
 
     return sorted((path.stem for path in folder.glob("*.json")), key=Version)
 
 
 def nearest(version: str, folder: Path = FOLDER) -> Record:
-    """Return the record of ``version``; else of the newest recorded version before it; else the oldest record."""
+    """Return the record of ``version``, else of the nearest older version with a record, else the oldest record."""
     from packaging.version import Version
 
     recorded = versions(folder)

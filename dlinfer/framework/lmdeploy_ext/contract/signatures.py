@@ -15,13 +15,13 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 def text_of(function: Function) -> str:
     """Return a function's parameters and defaults as text, without annotations: ``(x, size=4)``.
 
-    The text equals that of ``patching.bare_signature``, which takes an imported function.
+    ``patching.bare_signature`` returns the same text for the imported function.
     """
     return f"({ast.unparse(_DefaultsWorkedOut().visit(_bare(function.args)))})"
 
 
 def signature_of(function: Function) -> Signature:
-    """Return a function's signature as callers see it: without ``self`` or ``cls``, with ``...`` for each default."""
+    """Return a function's signature as callers see it: without ``self`` or ``cls``. Every default becomes ``...``."""
     arguments = _bare(function.args)
     arguments.defaults = [ast.Constant(...) for _ in arguments.defaults]
     arguments.kw_defaults = [default and ast.Constant(...) for default in arguments.kw_defaults]
@@ -32,7 +32,10 @@ def signature_of(function: Function) -> Signature:
 
 
 def constructor_of(tree: Tree, definition: Found) -> Signature | None:
-    """Return the signature of a class's constructor, from ``__init__`` or dataclass fields; None without either."""
+    """Return the signature of a class's constructor, from ``__init__`` or from dataclass fields.
+
+    The result is None if the class has neither.
+    """
     init = tree.member(definition, "__init__")
     if init is not None and isinstance(init.node, Function):
         return signature_of(init.node)
@@ -54,7 +57,7 @@ def _is_dataclass(node: ast.AST) -> bool:
 
 
 def fields_of(node: ast.AST) -> list[tuple[str, bool]]:
-    """Return pairs (name, whether the field has a default) of a class's annotated fields."""
+    """Return (name, whether it has a default) of each annotated field of a class."""
     return [
         (field.target.id, field.value is not None)
         for field in getattr(node, "body", ())
@@ -63,9 +66,9 @@ def fields_of(node: ast.AST) -> list[tuple[str, bool]]:
 
 
 def misfit(call: ast.Call, signature: Signature) -> str:
-    """Return why a call does not bind to a signature; empty if it binds.
+    """Return an error text if a call does not bind to a signature; else an empty text.
 
-    A call with ``*args`` or ``**kwargs`` may pass any further arguments.
+    A call with ``*args`` or ``**kwargs`` may bind without some required arguments.
     """
     positional = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
     keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
@@ -78,7 +81,7 @@ def misfit(call: ast.Call, signature: Signature) -> str:
 
 
 def unknown_keyword(call: ast.Call, signature: Signature) -> str:
-    """Return the first keyword of a call that the signature lacks; empty if it has all."""
+    """Return the first keyword of a call that the signature lacks; an empty text if the signature has all keywords."""
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return ""
     names = (keyword.arg for keyword in call.keywords)
@@ -86,7 +89,10 @@ def unknown_keyword(call: ast.Call, signature: Signature) -> str:
 
 
 def crossed(call: ast.Call, signature: Signature) -> str:
-    """Return an error text if a call passes a variable named like one parameter as another parameter; else empty."""
+    """Return an error text if a call seems to swap parameters; else an empty text.
+
+    It seems so if a variable has the name of one parameter, but is passed as another parameter.
+    """
     places = list(signature.parameters)
     passed = dict(zip(places, call.args, strict=False))
     passed |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
@@ -98,7 +104,10 @@ def crossed(call: ast.Call, signature: Signature) -> str:
 
 
 def accepts(ours: Signature, theirs: Signature) -> str:
-    """Return why our method refuses a call that their method takes; empty if ours takes every such call."""
+    """Return an error text if ``ours`` refuses some call that ``theirs`` allows; else an empty text.
+
+    ours: the signature of our method, which overrides LMDeploy's. theirs: the signature of LMDeploy's method.
+    """
     own, named = list(ours.parameters.values()), ours.parameters
     takes_all = all(any(parameter.kind is kind for parameter in own) for kind in _VARIADIC)
     for at, parameter in enumerate(theirs.parameters.values()):
@@ -118,7 +127,10 @@ def accepts(ours: Signature, theirs: Signature) -> str:
 
 
 def fingerprint(node: ast.AST) -> str:
-    """Return 16 hexadecimal digits of a definition's syntax tree, without docstrings, annotations and line numbers."""
+    """Return 16 hexadecimal digits: a hash of a definition's syntax tree.
+
+    Docstrings, annotations and line numbers do not change the hash.
+    """
     return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
 
 
@@ -146,7 +158,7 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
 
 
 class _DefaultsWorkedOut(ast.NodeTransformer):
-    """Replaces ``float("inf")`` by ``inf`` and ``Kind.SUM`` by ``SUM``, as ``patching.bare_signature`` shows them."""
+    """Replaces ``float("inf")`` by ``inf`` and ``Kind.SUM`` by ``SUM``, the defaults in ``patching.bare_signature``."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         return ast.Name(node.attr) if node.attr.isupper() else node

@@ -16,7 +16,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 
 @dataclass(frozen=True)
 class Module:
-    """One parsed file. names: name -> top-level definition. imports: local name -> full dotted name."""
+    """One parsed file. names: top-level name -> its definition. imports: local name -> full dotted name."""
 
     name: str
     path: Path
@@ -25,7 +25,7 @@ class Module:
     imports: dict[str, str] = field(default_factory=dict)
 
     def imported(self, node: ast.AST) -> Iterator[tuple[str, str, int]]:
-        """Yield (local name, full name, line) of the imports inside a node, at any depth."""
+        """Yield (local name, full name, line) of each import inside a syntax node of this module, at any depth."""
         package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
         for statement in ast.walk(node):
             if isinstance(statement, ast.ImportFrom):
@@ -39,20 +39,23 @@ class Module:
                         yield local, full, statement.lineno
 
     def full(self, name: str) -> str:
-        """Return the full name of the object that a dotted name means at this module's top level."""
+        """Return the full name of the object that ``name`` stands for in this module.
+
+        name: may have dots, such as ``torch.Tensor``.
+        """
         first, dot, rest = name.partition(".")
         imported = first in self.imports and first not in self.names
         return (self.imports[first] if imported else f"{self.name}.{first}") + dot + rest
 
     def enclosing(self, line: int) -> str:
-        """Return the name of the top-level definition around a line; empty if there is none."""
+        """Return the name of the top-level definition that contains a line; an empty text if there is none."""
         inside = (name for name, node in self.names.items() if node.lineno <= line <= (node.end_lineno or 0))
         return next(inside, "")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A definition and its module. owner: the method's class; None if the definition is no method."""
+    """A definition and its module. owner: the class, if the definition is a method; else None."""
 
     module: Module
     node: Definition
@@ -60,12 +63,12 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The full name, as ``package.module:Class.name``."""
+        """The full name, such as ``package.module:Class.name``."""
         return f"{self.module.name}:{self.owner.name + '.' if self.owner else ''}{name_of(self.node)}"
 
 
 class Tree:
-    """The source files of one package."""
+    """The source files of one package, which are parsed when they are needed."""
 
     def __init__(self, folder: Path, package: str = "lmdeploy") -> None:
         """List the package's files. folder: the package's folder, or its parent. Raises FrameworkSourceError."""
@@ -81,7 +84,7 @@ class Tree:
 
     @cached_property
     def version(self) -> str:
-        """``__version__`` in the package's ``version.py``. Raises FrameworkSourceError if it has none."""
+        """``__version__`` in the package's ``version.py``. Raises FrameworkSourceError if the file does not set it."""
         match = re.search(
             r"^__version__\s*=\s*['\"]([^'\"]+)", self.text(f"{self.package}.version"), re.MULTILINE
         )
@@ -90,20 +93,23 @@ class Tree:
         return match[1]
 
     def text(self, name: str) -> str:
-        """Return the text of a module; empty if there is no such module."""
+        """Return the source text of the module ``name``; an empty text if there is no such module."""
         if name not in self._texts:
             path = self.paths.get(name)
             self._texts[name] = path.read_text(encoding="utf-8") if path is not None else ""
         return self._texts[name]
 
     def module(self, name: str) -> Module | None:
-        """Return a parsed module, or None if there is no such module. Raises FrameworkSourceError if parsing fails."""
+        """Return the parsed module ``name``; None if there is none. Raises FrameworkSourceError for invalid syntax."""
         if name not in self._parsed:
             self._parsed[name] = self._parse(name) if name in self.paths else None
         return self._parsed[name]
 
     def holding(self, *words: str, below: str = "") -> Iterator[Module]:
-        """Yield the modules whose text holds any of the words. below: only modules of this package; empty for all."""
+        """Yield the modules whose source text contains any of the words.
+
+        below: yield only modules inside this package; empty for all modules.
+        """
         for name in self.paths:
             if within(name, below or self.package) and any(word in self.text(name) for word in words):
                 module = self.module(name)
@@ -111,12 +117,12 @@ class Tree:
                 yield module
 
     def where(self, module: Module, node: ast.AST | int) -> str:
-        """Return ``package/file.py:line``. node: a syntax node, or a line number."""
+        """Return ``package/file.py:line``. node: a syntax node of ``module``, or a line number."""
         line = node if isinstance(node, int) else getattr(node, "lineno", 1)
         return f"{self.package}/{module.path.relative_to(self.root)}:{line}"
 
     def origin(self, name: str) -> str:
-        """Return the full name of the definition behind ``name``. Follows imports from module to module."""
+        """Return the full name of the definition that ``name`` leads to. Follows imports from module to module."""
         seen: set[str] = set()
         while name not in seen:
             seen.add(name)
@@ -126,7 +132,7 @@ class Tree:
         return name
 
     def find(self, name: str) -> Found | None:
-        """Return the definition of a full dotted name; None if there is none. Follows imports and base classes."""
+        """Return the definition with this full dotted name; None if there is none. Follows imports and base classes."""
         module, (first, *rest) = self._split(self.origin(name))
         node = module.names.get(first) if module is not None else None
         definition = Found(module, node) if module is not None and node is not None else None
@@ -135,18 +141,18 @@ class Tree:
         return definition
 
     def member(self, definition: Found, name: str) -> Found | None:
-        """Return a class's method ``name``, its own or an inherited one; None if there is none."""
+        """Return a class's own or inherited method ``name``; None if there is none. definition: the class."""
         return next((member for member in self.members(definition) if name_of(member.node) == name), None)
 
     def members(self, definition: Found) -> Iterator[Found]:
-        """Yield a class's methods, then those of its bases in this tree. Overridden methods are included."""
+        """Yield the methods of a class, then the methods of its bases in this tree, including overridden ones."""
         for base in self.bases(definition):
             assert isinstance(base.node, ast.ClassDef)
             for function in functions(base.node):
                 yield Found(base.module, function, base.node)
 
     def bases(self, definition: Found) -> list[Found]:
-        """Return a class, then its bases in this tree, nearest first; an empty list if the definition is no class."""
+        """Return a class and its bases in this tree, nearest first; an empty list if ``definition`` is not a class."""
         if not isinstance(definition.node, ast.ClassDef):
             return []
         chain = [definition]
@@ -156,7 +162,10 @@ class Tree:
         return chain
 
     def _split(self, name: str) -> tuple[Module | None, list[str]]:
-        """Split a full name into the innermost module that it names and the parts after that module."""
+        """Split a full dotted name into its innermost module and the parts after the module's name.
+
+        The module is None if the name is in no module of this tree.
+        """
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             module = self.module(".".join(parts[:end]))
@@ -189,12 +198,12 @@ class Tree:
 
 
 def within(name: str, package: str) -> bool:
-    """Return whether a full dotted name is that of a package or of something inside it."""
+    """Return whether ``name`` equals ``package`` or is inside it. Both are full dotted names."""
     return name == package or name.startswith(f"{package}.")
 
 
 def statements(body: Iterable[ast.AST]) -> Iterator[Definition | ast.Import | ast.ImportFrom]:
-    """Yield the definitions, assignments and imports of a body, also inside ``if``, ``try`` and ``with``."""
+    """Yield the definitions, assignments and imports of a body, including those inside ``if``, ``try`` and ``with``."""
     for node in body:
         if isinstance(node, Definition | ast.Import | ast.ImportFrom):
             yield node
@@ -203,7 +212,7 @@ def statements(body: Iterable[ast.AST]) -> Iterator[Definition | ast.Import | as
 
 
 def functions(node: ast.AST) -> list[Function]:
-    """Return the methods of a class; none for other nodes."""
+    """Return the methods of a class; an empty list for other nodes."""
     body = node.body if isinstance(node, ast.ClassDef) else []
     return [statement for statement in body if isinstance(statement, Function)]
 
@@ -214,12 +223,12 @@ def base_names(node: ast.ClassDef) -> list[str]:
 
 
 def name_of(node: ast.AST) -> str:
-    """Return the name of a function or class; empty for other nodes."""
+    """Return the name of a function or class; an empty text for other nodes."""
     return getattr(node, "name", "")
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a name or attribute as text, ``a.b.c``; empty for other expressions."""
+    """Return a name or attribute as text, such as ``a.b.c``; an empty text for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (before := dotted(node.value)):

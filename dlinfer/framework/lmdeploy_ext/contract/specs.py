@@ -1,4 +1,4 @@
-"""Compares LMDeploy's BuildSpecs with the recorded ones, and their fields with those that our layers read."""
+"""Compares LMDeploy's BuildSpecs with the record, and their fields with the fields that our layers read."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ _UNBUILT = "write a layer for it (running/backend.py), or leave it: a model that
 
 @dataclass(frozen=True)
 class Spec:
-    """One BuildSpec. where: ``file:line``. fields: each as ``name``, or as ``name=`` if it has a default."""
+    """One BuildSpec class. where: ``file:line``. fields: each is ``name``, or ``name=`` if it has a default."""
 
     name: str
     where: str
@@ -33,7 +33,7 @@ class Spec:
 
 
 def all_specs(tree: Tree) -> dict[str, Spec]:
-    """Return every BuildSpec class of the source, by name."""
+    """Return name -> BuildSpec for every BuildSpec class in LMDeploy's source."""
     return {
         name: Spec(name, tree.where(module, node), tuple(field + "=" * has for field, has in fields_of(node)))
         for module in tree.holding(_BASE, below=BACKENDS)
@@ -44,7 +44,7 @@ def all_specs(tree: Tree) -> dict[str, Spec]:
 
 
 def models_of(tree: Tree, spec: str) -> list[str]:
-    """Return the served architectures whose layers use the BuildSpec ``spec``, directly or through other layers."""
+    """Return the served architectures that have a layer with this BuildSpec, directly or inside other layers."""
     names, grew = {spec}, True
     layers = list(tree.holding("class ", "def ", below=_LAYERS))
     while grew:
@@ -72,7 +72,8 @@ def compare(
 ) -> Iterator[Drift]:
     """Yield a drift for each BuildSpec or field that was added or removed since the record.
 
-    Fields that our layers read and the source lacks are drifts too. specs: from ``all_specs``.
+    A field that our layers read, but that LMDeploy's source lacks, gives a drift too. specs: the result of
+    ``all_specs``.
     """
     if not specs:
         step = "write another backend: this release chooses its layers in another way"

@@ -1,4 +1,4 @@
-"""Compares our adaptor's patches, base classes and imports with LMDeploy's source."""
+"""Compares the patches, base classes and imports of our adaptor with LMDeploy's source."""
 
 import ast
 from collections.abc import Iterator
@@ -39,12 +39,15 @@ LMDeploy's layers call ``forward`` with other parameters than these abstract cla
 
 
 def originals(tree: Tree, patches: tuple[Patch, ...]) -> dict[str, Found | None]:
-    """Return target of each patch -> the function that the patch replaces; None if the source lacks that function."""
+    """Return patch target -> the LMDeploy function that the patch replaces; None if the source lacks that function."""
     return {patch.target: tree.find(patch.target.replace(":", ".")) for patch in patches}
 
 
 def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
-    """Return ``module:path`` -> fingerprint of each function that we replace and each method of a class we extend."""
+    """Return function as ``module:path`` -> fingerprint of its body.
+
+    The functions are those that our patches replace, and the methods of LMDeploy's classes that our classes extend.
+    """
     replaced = originals(tree, adaptor.patches)
     prints = {target: fingerprint(function.node) for target, function in replaced.items() if function}
     bases = (tree.find(extended.base) for extended in adaptor.extends)
@@ -53,7 +56,7 @@ def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
 
 
 def compare_patches(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Yield a drift for each patch that this release needs, if its original function is missing or changed."""
+    """Yield a drift for each patch whose original function is missing or changed. Skip patches of other releases."""
     replaced = originals(tree, adaptor.patches)
     for patch in adaptor.patches:
         if not contains(patch.versions, tree.version):
@@ -83,7 +86,12 @@ def _other_body(
 
 
 def compare_classes(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Yield drifts of methods that our subclasses of LMDeploy's classes override, inherit or lack."""
+    """Yield drifts of the methods of LMDeploy's classes that our classes extend.
+
+    - Our method cannot take a call that LMDeploy's method takes.
+    - LMDeploy's abstract method is missing in our class.
+    - The body of LMDeploy's method differs from the record.
+    """
     compared: set[str] = set()
     for extended in adaptor.extends:
         base = tree.find(extended.base)
@@ -121,7 +129,13 @@ def _overridden(tree: Tree, extended: Extended, member: Found, node: Function, w
 
 
 def compare_names(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
-    """Yield drifts of LMDeploy's names: those that we import or call, the device view's modules, StepContext fields."""
+    """Yield drifts of LMDeploy names that our adaptor uses.
+
+    - A name that we import is missing.
+    - A call of ours does not bind to the signature of LMDeploy's function or class.
+    - A module that the device view covers (``device/view.py``) is missing.
+    - A field that we read from StepContext is missing.
+    """
     for taken in adaptor.takes:
         if taken.name not in tree.paths and tree.find(taken.name) is None:
             module, _, name = taken.name.rpartition(".")
@@ -152,7 +166,7 @@ def _misfit(tree: Tree, definition: Found, call: ast.Call) -> str:
 
 
 def _context(tree: Tree, adaptor: Adaptor) -> Iterator[Drift]:
-    """Yield a drift for each field that our layers read from LMDeploy's StepContext, but that the source lacks."""
+    """Yield a drift for each field that our layers read from StepContext, but that LMDeploy's source lacks."""
     context = tree.find(_CONTEXT)
     if context is None:
         return
@@ -181,7 +195,7 @@ def _reads(module: Module) -> Iterator[ast.Attribute]:
 
 
 def _attributes(node: ast.AST) -> Iterator[str]:
-    """Yield the names of a class's fields and methods, and of the attributes that its methods assign."""
+    """Yield the names of a class's fields and methods, and of the attributes that its methods assign to ``self``."""
     for inner in ast.walk(node):
         match inner:
             case ast.AnnAssign(target=ast.Name(name)):

@@ -1,5 +1,5 @@
 """Converts quantised checkpoints to formats that LMDeploy's layers read, and packs floating-point checkpoints.
 
-A conversion reads a ``quantization_config``, and the checkpoint's tensors one by one. It gives a configuration and
-tensors in the layout of AWQ, ``smooth_quant`` or ``fp8``.
+A conversion takes a ``quantization_config``, and the checkpoint's tensors one by one. It returns a
+``quantization_config`` and tensors in a format that LMDeploy knows: AWQ, ``smooth_quant`` or ``fp8``.
 """

@@ -1,4 +1,4 @@
-"""Describes a conversion: a quantised checkpoint, and the plan that turns it into what LMDeploy loads."""
+"""Describes a conversion: a quantised checkpoint, and the plan that converts it to a checkpoint that LMDeploy loads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ packed experts, or None for other tensors. Raises UnsupportedFeatureError for va
 
 
 def language_configs(config: Any) -> list[Any]:
-    """Return a list: a model's configuration, then the language model's configurations nested in it.
+    """Return a model's configuration, followed by the configurations of language models that are nested in it.
 
     config: a dict, or a configuration object of transformers.
     """
@@ -45,9 +45,9 @@ def language_configs(config: Any) -> list[Any]:
 
 
 def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return every in_features and out_features of a decoder's linear layers: name in config.json -> size.
+    """Return name in config.json -> size, for every in_features and out_features of a decoder's linear layers.
 
-    With latent attention (MLA) the sizes of heads are left out, because its projections have other sizes.
+    The sizes of heads are left out for latent attention (MLA), because its projections have other sizes.
     """
     hidden, heads = model.get("hidden_size") or 0, model.get("num_attention_heads")
     sizes = {"hidden_size": hidden, **{name: model.get(name) or 0 for name in INTERMEDIATE}}
@@ -66,9 +66,11 @@ def shown(sizes: Mapping[str, int]) -> str:
 class Plan:
     """The plan of a checkpoint's conversion.
 
-    config: the ``quantization_config`` for LMDeploy; None if LMDeploy is to load an unquantised model, and only our
-    layer knows that weights are packed. convert: the function that converts each tensor.
-    packs: whether floating-point weights take fewer bytes in memory than in the files.
+    config: the ``quantization_config`` that LMDeploy gets. None means that LMDeploy loads the model as an unquantised
+    one,
+    and only our own layer knows that its weights are packed.
+    convert: the function that converts each tensor.
+    packs: whether the files hold floating-point weights, which take fewer bytes in memory than in the files.
     """
 
     config: dict[str, Any] | None
@@ -77,7 +79,7 @@ class Plan:
 
     @property
     def changes_bytes(self) -> bool:
-        """Whether the weights' size in memory differs from their size in LMDeploy's own layers."""
+        """Whether the weights have another size in memory than in the layers that LMDeploy itself would build."""
         return self.packs or self.config is None
 
 
@@ -85,7 +87,8 @@ class Plan:
 class Checkpoint:
     """A quantised checkpoint.
 
-    source: its format, for error texts. config: its ``quantization_config``. model: the contents of config.json.
+    source: the name of its format, for error texts. config: its ``quantization_config``. model: the contents of
+    config.json.
     """
 
     source: str
@@ -98,25 +101,30 @@ class Checkpoint:
             raise refuse(f"a quantised model ({self.source} {detail})", ADVICE)
 
     def named(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``config``, a converted configuration, with the stored format under the key ``CONVERTED_FROM``."""
+        """Return a copy of ``config`` that also names the stored format, under the key ``CONVERTED_FROM``.
+
+        config: the converted ``quantization_config``.
+        """
         return {**config, CONVERTED_FROM: self.source}
 
     def require_packed(self, is_packed: bool, name: str) -> None:
-        """Raise UnsupportedFeatureError if the files have the layer ``name`` unpacked. LMDeploy builds it as packed."""
+        """Raise UnsupportedFeatureError unless ``is_packed``, because LMDeploy builds this layer only as packed.
+
+        is_packed: whether the files hold packed weights for the layer. name: the layer's name, for the error.
+        """
         self.require(is_packed, f"with layers that are not packed ({name})")
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model is a mixture of experts."""
         return any(self.model.get(name) for name in EXPERTS)
 
     def require_served_experts(self) -> None:
-        """Raise UnsupportedFeatureError if the model has experts, and its class is not in ``SERVED``."""
+        """Raise UnsupportedFeatureError if the model has experts, but its class is not in ``SERVED``."""
         for name in (self.model.get("architectures") or [""]) if self.has_experts else []:
             self.require(name in SERVED, f"with experts of {name}; supported are {', '.join(SERVED)}")
 
     def require_plain(self) -> None:
-        """Raise UnsupportedFeatureError for vision-language models and latent attention: we do not convert them."""
+        """Raise UnsupportedFeatureError for vision-language models and latent attention, which we do not convert."""
         nested = self.model.get("vision_config") or language_configs(self.model)[1:]
         self.require(not nested, "of a vision-language model")
         self.require(not self.model.get("kv_lora_rank"), "with latent attention")

@@ -1,12 +1,15 @@
 """Plans the conversion of compressed-tensors checkpoints, which llm-compressor writes.
 
-The format is described at github.com/neuralmagic/compressed-tensors. A linear layer with a weight [out, in] has these
-tensors:
+The format is described at github.com/neuralmagic/compressed-tensors. For a linear layer with a weight [out, in] the
+checkpoint has these tensors:
 
 - ``pack-quantized``: ``weight_packed`` int32 [out, in / 8], which holds the weight's numbers plus 8; ``weight_scale``
   [out, groups]; ``weight_shape``; for asymmetric weights also ``weight_zero_point`` int32 [out / 8, groups];
-- ``int-quantized``, ``float-quantized``, and ``naive-quantized``, an old name for both: ``weight`` in 8 bits [out, in];
-  ``weight_scale`` [out, 1] by row, [1] by tensor, or one for each block; ``input_scale`` [1] if it is static.
+- ``int-quantized`` and ``float-quantized``: ``weight`` in 8 bits [out, in]; ``weight_scale``, which is [out, 1] if
+  each row has a scale, and [1] if the tensor has one, and otherwise has one scale for each block; ``input_scale`` [1]
+  if the input's scale is static.
+
+Early releases used the name ``naive-quantized`` for both ``int-quantized`` and ``float-quantized``.
 """
 
 import re
@@ -44,7 +47,7 @@ class _Scheme(dict[str, Any]):
         super().__init__({"symmetric": True, "dynamic": False, "type": "int", **stored} if stored else {})
 
     def has(self, **expected: Any) -> bool:
-        """Return whether the scheme has all of these values."""
+        """Return whether the scheme has all of the ``expected`` values."""
         return all(self.get(key) == value for key, value in expected.items())
 
     def __str__(self) -> str:
@@ -54,7 +57,8 @@ class _Scheme(dict[str, Any]):
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     """Return the plan that converts a compressed-tensors checkpoint to AWQ, smooth_quant, fp8 or packed experts.
 
-    config: its ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError.
+    config: the checkpoint's ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError
+    for a checkpoint that cannot be converted.
     """
     layout = str(config.get("format") or "without a format")
     checkpoint = Checkpoint(f"compressed-tensors {layout}", config, model)
@@ -81,9 +85,10 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
-    """Refuse ignore rules that leave only some of a decoder's layers in floats, or that do not ignore lm_head.
+    """Refuse ignore rules that LMDeploy cannot follow. A rule names layers that stay in floats.
 
-    One exception is taken: rules that leave all layers except experts in floats. See ``_experts_alone``.
+    The rules must keep lm_head in floats, and no linear layer of the decoder. As an exception, they may keep all linear
+    layers except the experts in floats (``_experts_alone``).
     """
     layers = _decoder_layers(checkpoint)
     alone = _experts_alone(rules, checkpoint)
@@ -105,7 +110,10 @@ def _ignores(rules: list[str], name: str) -> bool:
 
 
 def _experts_alone(rules: list[str], checkpoint: Checkpoint) -> bool:
-    """Return whether only the experts are quantised, to 4 bits, and ignore rules leave all other layers in floats."""
+    """Return whether only the experts are quantised, to 4 bits.
+
+    The ignore rules must then keep all other linear layers in floats.
+    """
     model = checkpoint.model
     if not checkpoint.has_experts or checkpoint.config.get("format") != "pack-quantized":
         return False
@@ -167,8 +175,8 @@ def _float8(weights: _Scheme, inputs: _Scheme, checkpoint: Checkpoint) -> Plan:
 def _converter(checkpoint: Checkpoint, scale: str | None = None) -> Convert:
     """Return a function that converts the tensors of 8-bit layers.
 
-    scale: LMDeploy's name for ``weight_scale``. The tensor gets this name and becomes float32. With None it keeps its
-    name and dtype, because layers with static input scales need the stored ones.
+    scale: LMDeploy's name for ``weight_scale``. The converted scale gets this name and becomes float32. None keeps the
+    scale's name and dtype, because layers with static input scales read them as stored.
     """
     input_scales: dict[int, Tensor] = {}  # identity of a layer -> the scale of its input
 

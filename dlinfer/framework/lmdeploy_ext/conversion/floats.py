@@ -1,7 +1,7 @@
 """Quantises a floating-point checkpoint at load time, if DLINFER_CPU_WEIGHTS or DLINFER_CPU_HEAD is set.
 
 The packed numbers equal those that ``dlinfer quantise`` writes: AWQ for int4, W8A8 for int8. Each weight is packed
-right after it is read, some rows at a time. So memory holds at most one weight in floats.
+right after it is read, some rows at a time, so memory never holds more than one weight in floats.
 """
 
 import math
@@ -51,7 +51,7 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     """Return the plan that packs a floating-point model to int8 or int4.
 
     bits: ``int8`` or ``int4``. model: the contents of config.json. Raises UnsupportedFeatureError for an architecture
-    that is not in ``ADMITTED``, and for sizes that int4 cannot pack.
+    that ``ADMITTED`` does not list under ``bits``, and for sizes that int4 cannot pack.
     """
     setting = f"{SETTING}={bits}"
     for name in model.get("architectures") or ["a model whose config.json names no architecture"]:
@@ -76,7 +76,10 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
 
 
 def _group(model: Mapping[str, Any]) -> int:
-    """Return the int4 group size. Raises UnsupportedFeatureError if no multiple of 8 divides all of a model's sizes."""
+    """Return the int4 group size: the largest common divisor of ``GROUP`` and the sizes of a model's linear layers.
+
+    Raises UnsupportedFeatureError if the result is not a multiple of 8. model: the contents of config.json.
+    """
     sizes = linear_sizes(model)
     group = math.gcd(GROUP, *sizes.values()) if sizes else 0
     if not group or group % AWQ.per_word:
@@ -88,10 +91,10 @@ def _group(model: Mapping[str, Any]) -> int:
 
 
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Quantise a weight [out, in], and return the format's tensors: last part of a tensor's name -> tensor.
+    """Quantise a weight [out, in], and return last part of a tensor's name -> tensor, for each tensor of the format.
 
     setting: the user's setting with its value, for error texts. name: the weight's name. Raises UnsupportedFeatureError
-    if the weight is no floating-point matrix, or has values that are not finite or too large for the format.
+    if the weight is not a floating-point matrix, or has values that are not finite or too large for the format.
     """
     feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
@@ -119,9 +122,11 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
 def packed_head(
     weights: Iterable[tuple[str, Tensor]], model: torch.nn.Module
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a file's tensors. Pack the output projection or tied embedding to int8 if ``model`` has it packed.
+    """Yield the tensors of a weight file. If ``model`` has a packed output projection, yield that projection as int8.
 
-    If the two are tied, a stored output projection is left out. Raises UnsupportedFeatureError for infinities and NaN.
+    The same holds for the embedding if it is tied to the output projection. A stored output projection is then left
+    out.
+    Raises UnsupportedFeatureError for a packed tensor with infinities or NaN.
     """
     parameters = {name for name, _ in model.named_parameters()}
     tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]

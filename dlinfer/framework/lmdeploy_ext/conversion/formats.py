@@ -1,6 +1,7 @@
-"""Defines the formats that floating-point weights are quantised to: their tensors' names, layouts and rounding.
+"""Defines the formats of quantised weights: their tensors' names, layouts and rounding.
 
-Every format quantises blocks of at most ``ROWS`` rows independently, so a large weight can be quantised in pieces.
+Every format quantises a weight in blocks of at most ``ROWS`` rows, each without the others' values. So a large weight
+can be quantised piece by piece.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +24,12 @@ _LARGEST_INT8 = 127.0
 
 
 def pieces(weight: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Split a weight [out, in] by rows into pieces of at most ``most`` elements, but never below ``ROWS`` rows."""
+    """Split a weight [out, in] by rows into pieces of at most ``most`` elements.
+
+    A piece has a multiple of ``ROWS`` rows, except the last. If ``ROWS`` rows have more than ``most`` elements, each
+    piece
+    has ``ROWS`` rows.
+    """
     return weight.split(max(most // max(weight.shape[1], 1) // ROWS, 1) * ROWS)
 
 
@@ -32,10 +38,12 @@ Parts = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class Format(ABC):
-    """A format of quantised weights. Weights are floating-point [out_features, in_features].
+    """A format of quantised weights. A floating-point weight is [out_features, in_features].
 
-    name: the format's name on the command line. shared: a text that says which elements share a scale. dtype: the dtype
-    to write into ``config.json``; None keeps the model's. joined: the dimension along which pieces' tensors are joined.
+    name: the format's name on the command line.
+    shared: a text that says which elements share a scale.
+    dtype: the dtype to write into ``config.json``; None keeps the model's dtype.
+    joined: the dimension along which the quantised tensors of a weight's pieces are concatenated.
     """
 
     name: ClassVar[str]
@@ -53,28 +61,28 @@ class Format(ABC):
         """Return the ``quantization_config`` for config.json."""
 
     def fault(self, out_features: int, in_features: int) -> str:
-        """Return why a weight of this size cannot be quantised; empty if it can."""
+        """Return a reason that a weight of this size cannot be quantised; an empty text if it can."""
         return ""
 
     @abstractmethod
     def parts(self, out_features: int, in_features: int) -> Parts:
-        """Return the dtype and shape of each tensor that stores a weight of this size."""
+        """Return last part of a tensor's name -> (dtype, shape), for each tensor that stores a weight of this size."""
 
     @abstractmethod
     def quantise(self, rows: Tensor) -> dict[str, Tensor]:
-        """Quantise rows of a weight, and return the tensors that ``parts`` names.
+        """Quantise rows of a floating-point weight, and return the tensors that ``parts`` names.
 
-        rows: all rows of the weight, or a multiple of ``ROWS``.
+        rows: all rows of the weight, or a piece with a multiple of ``ROWS`` rows.
         """
 
     @abstractmethod
     def dequantise(self, parts: dict[str, Tensor]) -> Tensor:
-        """Return the weight's rows that quantised tensors stand for, as float32 [rows, in_features]."""
+        """Return the rows of a weight as float32 [rows, in_features]. parts: the tensors that ``quantise`` returns."""
 
 
 @dataclass(frozen=True)
 class AwqInt4(Format):
-    """AutoAWQ's 4-bit layout "gemm": ``group_size`` neighbours in a row share a zero point and a float16 scale."""
+    """AutoAWQ's 4-bit layout "gemm". ``group_size`` neighbours in a row share a zero point and a float16 scale."""
 
     name = "awq-int4"
     dtype = "float16"  # LMDeploy serves AWQ in float16, whatever the configuration says
@@ -146,7 +154,7 @@ class W8A8(Format):
 class BlockedFp8(Format):
     """DeepSeek's blocked FP8: float8_e4m3fn numbers with a float32 scale for each block of 128 rows and 128 columns.
 
-    A weight is its number times ``weight_scale_inv``. The name misleads: the scale is not inverted.
+    A weight is its stored number times ``weight_scale_inv``. That name misleads, because the scale is not inverted.
     """
 
     name = "fp8"
@@ -185,7 +193,10 @@ class BlockedFp8(Format):
 
 
 def _scale(largest: Tensor, levels: float) -> Tensor:
-    """Return ``largest / levels``, at least the smallest normal float32, so that a scale is never 0."""
+    """Return ``largest / levels``, but at least the smallest normal float32, so that a scale is never 0.
+
+    largest: the largest absolute value of each block. levels: the largest number of the quantised dtype.
+    """
     return (largest / levels).clamp(min=torch.finfo(torch.float32).tiny)
 
 

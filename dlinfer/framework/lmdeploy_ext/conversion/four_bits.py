@@ -2,7 +2,8 @@
 
 LMDeploy's AWQ layers have one group size for the whole model. It must divide the in_features of each layer, and the
 out_features of layers that LMDeploy joins into one. LMDeploy's experts for compressed-tensors have symmetric groups
-of 32 inputs with bfloat16 scales. A larger stored group becomes several groups with equal scales and zero points.
+of 32 inputs with bfloat16 scales. If the files have larger groups, each group becomes several groups with equal scales
+and zero points.
 """
 
 import math
@@ -23,9 +24,9 @@ _PARTS |= {"weight_g_idx": "order"}
 
 
 def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
-    """Return a configuration's group size; 0 if all in_features form one group, which the configuration writes as -1.
+    """Return the group size that ``group_size`` stands for: 0 for -1, which means one group of all in_features.
 
-    Raises UnsupportedFeatureError for a value other than -1 or a positive integer.
+    group_size: the value in the configuration. Raises UnsupportedFeatureError unless it is -1 or a positive integer.
     """
     is_size = type(group_size) is int and (group_size == -1 or group_size > 0)
     checkpoint.require(is_size, f"in groups of {group_size}")
@@ -33,10 +34,10 @@ def stored_group(group_size: Any, checkpoint: Checkpoint) -> int:
 
 
 def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedFeatureError unless groups consist of neighbouring inputs, in order.
+    """Raise UnsupportedFeatureError unless groups consist of neighbouring inputs, and are in ascending order.
 
-    name: the layer's name. group_of: ``g_idx`` [in_features], each input's group; or an empty tensor. stored: the group
-    size; 0 if all inputs form one group.
+    name: the layer's name. group_of: ``g_idx`` [in_features], the group of each input; or an empty tensor. stored: the
+    group size; 0 if all inputs form one group.
     """
     size = group_of.numel()
     expected = torch.arange(size, device=group_of.device) // (stored or max(size, 1))
@@ -45,10 +46,11 @@ def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpo
 
 
 def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
-    """Repeat the rows of stored groups, so that each smaller group of ``group`` inputs has a row.
+    """Split each stored group into groups of ``group`` inputs, and repeat the group's row for each of them.
 
-    rows: one for each stored group. inputs: the layer's in_features. stored: the stored group size; 0 if all inputs
-    form one group. name: the tensor's name, for error texts.
+    rows: the scales or zero points, with one row for each stored group. inputs: the layer's in_features. stored: the
+    stored
+    group size; 0 if all inputs form one group. name: the tensor's name, for error texts.
     """
     size = stored or inputs
     detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs} inputs"
@@ -60,9 +62,9 @@ def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, check
 class FourBits:
     """The layout of a checkpoint's 4-bit weights, and their conversion to AWQ.
 
-    stored: the group size; 0 if all in_features form one group. packing: the order of numbers in 32-bit words.
-    transposed: whether tensors are [out, in], as in compressed-tensors. symmetric: whether the files have no zero
-    points.
+    stored: the group size; 0 if all in_features form one group. packing: the layout of the numbers in 32-bit words.
+    transposed: whether the stored tensors are [out, in], as in compressed-tensors. symmetric: whether the files have no
+    zero points.
     """
 
     checkpoint: Checkpoint
@@ -72,7 +74,7 @@ class FourBits:
     symmetric: bool = False
 
     def plan(self) -> Plan:
-        """Return the conversion's plan. Raises UnsupportedFeatureError for sizes that AWQ layers do not support."""
+        """Return the plan of the conversion to AWQ. Raises UnsupportedFeatureError for sizes that AWQ cannot pack."""
         model, require = self.checkpoint.model, self.checkpoint.require
         has_sizes = model.get("hidden_size") and model.get("num_attention_heads")
         require(has_sizes, "without hidden_size and num_attention_heads")
@@ -85,7 +87,10 @@ class FourBits:
         return Plan(self.checkpoint.named(AwqInt4(group).config()), self.convert)
 
     def convert(self, name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        """Yield the AWQ tensors that replace one tensor of the checkpoint: none if AWQ does not need it."""
+        """Yield the AWQ tensors that replace the tensor ``name`` of the checkpoint. Yield none if AWQ does not need it.
+
+        layer: LMDeploy's linear layer that owns the tensor; None for other tensors.
+        """
         owner, _, part = name.rpartition(".")
         kind = _PARTS.get(part)
         if kind is None:
@@ -139,10 +144,11 @@ _CONFIG = {
 
 
 def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Plan:
-    """Return the plan of a compressed-tensors checkpoint that packs only the experts.
+    """Return the plan that converts a compressed-tensors checkpoint with only the experts packed.
 
     stored: the group size; 0 if all inputs form one group. Raises UnsupportedFeatureError for zero points, and for
-    group sizes that are no multiple of 32.
+    sizes
+    and group sizes that are not multiples of 32.
     """
 
     def require(is_served: Any, detail: str) -> None:

@@ -1,7 +1,7 @@
-"""Plans the conversion to AWQ of 4-bit GPTQ checkpoints in the layouts of AutoGPTQ and GPTQModel.
+"""Plans the conversion of 4-bit GPTQ checkpoints to AWQ. Reads the layouts of AutoGPTQ and GPTQModel.
 
 GPTQ: Frantar et al., 2022, arXiv:2210.17323. Each linear layer has ``qweight`` int32 [in / 8, out], ``qzeros`` int32
-[groups, out / 8], ``scales`` [groups, out] and in some files ``g_idx`` [in], the group of each input.
+[groups, out / 8] and ``scales`` [groups, out]. Some files also have ``g_idx`` [in], the group of each input.
 """
 
 import re
@@ -20,9 +20,10 @@ _EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's 
 
 
 def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
-    """Return the plan that converts a GPTQ checkpoint to AWQ. Raises UnsupportedFeatureError.
+    """Return the plan that converts a GPTQ checkpoint to AWQ.
 
-    config: the checkpoint's ``quantization_config``. model: the contents of config.json.
+    config: the checkpoint's ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError
+    for a checkpoint that cannot be converted.
     """
     checkpoint = Checkpoint("gptq", config, model)
     bits, layout = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
@@ -44,9 +45,9 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def _unlisted(modules: Any) -> list[str]:
-    """Return the linear layers that are missing in a configuration's list of quantised modules.
+    """Return the linear layers of a decoder that are missing in a configuration's list of quantised modules.
 
-    modules: None if there is no list; then the result is empty.
+    modules: the list. If it is None, all layers are quantised, and the result is empty.
     """
     names = [name for part in modules or () for name in ([part] if isinstance(part, str) else part)]
     listed = {_EXPERTS.get(last, last) for last in (name.rpartition(".")[2] for name in names)}
@@ -54,9 +55,10 @@ def _unlisted(modules: Any) -> list[str]:
 
 
 def _rule_of_its_own(rules: Mapping[str, Any]) -> str:
-    """Return the first of GPTQModel's ``dynamic`` rules that does more than leave routers in floats; else empty.
+    """Return the first of GPTQModel's ``dynamic`` rules that concerns linear layers of the decoder; else empty.
 
-    A rule is a regular expression for layer names. The prefix ``-:`` means that the matching layers stay in floats.
+    A rule is a regular expression for layer names. The prefix ``-:`` means that matching layers stay in floats. A rule
+    without this prefix sets other options, so it is always returned.
     """
     inside = ("self_attn", "mlp", "mlp.experts.0", "mlp.shared_expert")
     names = [f"model.layers.0.{part}.{name}" for part in inside for name in _LAYERS]

@@ -21,10 +21,11 @@ _SHOWN = 3
 
 
 def rewrite(hf_config: Any) -> None:
-    """Replace ``quantization_config`` in transformers' configuration by that of the converted checkpoint.
+    """Replace the ``quantization_config`` of ``hf_config`` by the one of the converted checkpoint.
 
-    If LMDeploy does not know the method, the key is removed instead, and ``experts_packed_as`` names the method.
-    Raises UnsupportedFeatureError for a checkpoint that cannot be converted.
+    hf_config: transformers' configuration. If LMDeploy does not know the quantisation method, the field is removed
+    instead, and the new field ``experts_packed_as`` holds the method's name. Raises UnsupportedFeatureError for a
+    checkpoint that cannot be converted.
     """
     stored: Any = getattr(hf_config, "quantization_config", None)
     nested = (getattr(part, "quantization_config", None) for part in language_configs(hf_config)[1:])
@@ -48,9 +49,9 @@ def rewrite(hf_config: Any) -> None:
 
 
 def stored_dtype(hf_config: Any) -> str | None:
-    """Return the model's dtype, ``bfloat16`` or ``float32``, if its checkpoint is converted to AWQ; else None.
+    """Return the dtype to keep if a checkpoint is converted to AWQ: ``bfloat16`` or ``float32``; else None.
 
-    LMDeploy sets the dtype of AWQ models to float16. The returned dtype is to be kept instead.
+    LMDeploy itself would set the dtype of every AWQ model to float16.
     """
     config = getattr(hf_config, "quantization_config", None)
     if not isinstance(config, Mapping) or CONVERTED_FROM not in config or config.get("quant_method") != "awq":
@@ -69,9 +70,10 @@ _EXPERT_PARTS |= dict.fromkeys(("down_proj", "w2"), "down")
 
 
 def place_of(path: str) -> str:
-    """Return the path in LMDeploy's model of an expert's projection. Other paths are returned unchanged.
+    """Return the path in LMDeploy's model for the path of an expert's projection in the checkpoint.
 
-    The checkpoint's ``model.layers.0.mlp.experts.7.up_proj`` becomes ``model.layers.0.mlp.experts.gate_up``.
+    The checkpoint's ``model.layers.0.mlp.experts.7.up_proj`` becomes ``model.layers.0.mlp.experts.gate_up``. Paths of
+    other modules are returned unchanged.
     """
     before, _, inside = path.partition(".experts.")
     expert, _, name = inside.partition(".")
@@ -81,8 +83,8 @@ def place_of(path: str) -> str:
 class Layers:
     """Finds the linear layer of LMDeploy's model that owns a tensor of a checkpoint.
 
-    LMDeploy joins layers that checkpoints store apart (q, k and v). 4-bit experts count as two layers: one holds gate
-    and up of all experts, the other holds down of all experts.
+    LMDeploy joins layers that checkpoints store separately, such as q, k and v. 4-bit experts are two layers: one holds
+    gate and up of all experts, the other holds down of all experts.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -91,7 +93,7 @@ class Layers:
         self._joined = _JOINED | {part: whole for whole, parts in named.items() for part in parts}
 
     def of(self, name: str) -> torch.nn.Module | None:
-        """Return the linear layer that owns the tensor ``name``; None if no linear layer does (embeddings, norms)."""
+        """Return the linear layer that owns the tensor ``name``; None for other tensors (embeddings, norms)."""
         path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
@@ -113,13 +115,16 @@ def plan_of_folder(folder: Path) -> Plan | None:
 def converted(
     weights: Iterable[tuple[str, Tensor]], plan: Plan, layers: Layers
 ) -> Iterator[tuple[str, Tensor]]:
-    """Convert a file's tensors, and yield those that LMDeploy loads instead. Raises UnsupportedFeatureError."""
+    """Convert the tensors of a weight file, and yield the tensors that LMDeploy loads instead.
+
+    Raises UnsupportedFeatureError for values that the target format cannot hold.
+    """
     for name, tensor in weights:
         yield from plan.convert(name, tensor, layers.of(name))
 
 
 def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors unchanged, and append the names of tensors with NaN to ``names``. Reads all values."""
+    """Yield the tensors unchanged, and append the names of tensors with NaN to ``names``. This reads all values."""
     for name, tensor in weights:
         is_wide = tensor.is_floating_point() and tensor.dtype.itemsize > 1
         if is_wide and tensor.numel() and tensor.amax().isnan():

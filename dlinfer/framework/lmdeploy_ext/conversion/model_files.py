@@ -1,7 +1,8 @@
 """Reads a model folder: its JSON files, and the names, sizes and values of its tensors.
 
-A safetensors file begins with the length of its header, in 8 bytes, little-endian. The header is JSON: name -> dtype,
-shape and offsets. The tensors' bytes follow. See https://github.com/huggingface/safetensors, "Format".
+A safetensors file begins with the length of its header, in 8 bytes, little-endian. The header is a JSON object: tensor
+name -> dtype, shape and offsets. The bytes of the tensors follow. See https://github.com/huggingface/safetensors,
+"Format".
 """
 
 import json
@@ -44,7 +45,10 @@ DTYPES = _WIDE | {
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, which may begin with a byte-order mark. Raises OSError or ValueError."""
+    """Return the JSON object in a file, which may begin with a byte-order mark.
+
+    Raises OSError if the file cannot be read, and ValueError if it holds no JSON object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
@@ -55,7 +59,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def readable_config(folder: Path) -> dict[str, Any]:
-    """Return a folder's config.json; an empty dict if it cannot be read, which ``check_model_folder`` reports."""
+    """Return the contents of a folder's config.json; an empty dict if the file cannot be read.
+
+    No error is needed here, because ``check_model_folder`` reports it.
+    """
     try:
         return read_json(folder / "config.json")
     except (OSError, ValueError):
@@ -64,7 +71,10 @@ def readable_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor's entry in a safetensors file. dtype: safetensors' name. begin: the file offset of its first byte."""
+    """The header's entry for one tensor of a safetensors file.
+
+    dtype: safetensors' name of the dtype. begin: the file offset of the tensor's first byte.
+    """
 
     name: str
     file: str
@@ -78,12 +88,12 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """The tensor's size in the file, in bytes."""
+        """The size of the tensor in the file, in bytes."""
         return self.elements * DTYPES[self.dtype].itemsize
 
 
 def index_or_file(folder: Path) -> str | None:
-    """Return the name of the file that LMDeploy reads first: the weight file or its index; None without either."""
+    """Return the name of the file that LMDeploy reads first: the weight file or its index; None if neither exists."""
     return next((name for name in NAMES if (folder / name).is_file()), None)
 
 
@@ -107,7 +117,7 @@ def is_pickled(path: Path) -> bool:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return name -> entry of a safetensors file's tensors, in the order of their bytes. The file must be complete."""
+    """Return tensor name -> entry of a safetensors file, in the order of their bytes. The file must be complete."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
@@ -120,7 +130,7 @@ def header(path: Path) -> dict[str, Stored]:
 
 
 def read(folder: Path) -> list[Stored]:
-    """Return the entries of all tensors in the safetensors files that LMDeploy loads. The files must be complete."""
+    """Return the entries of all tensors in the safetensors files that LMDeploy loads. These files must be complete."""
     stored: dict[str, Stored] = {}
     for path in weight_files(folder):
         stored |= {} if is_pickled(path) else header(path)
@@ -130,7 +140,7 @@ def read(folder: Path) -> list[Stored]:
 def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
     """Return the size in bytes of all weights in memory, if each unquantised number takes ``itemsize`` bytes.
 
-    tied: whether the model uses the embedding as output projection; then a stored projection is not loaded.
+    tied: whether the model uses the embedding as output projection. Then a stored output projection is not counted.
     """
     others = [stored for stored in tensors if not stored.name.endswith("lm_head.weight")]
     loaded = others if tied and others else tensors
@@ -138,12 +148,12 @@ def loaded_bytes(tensors: list[Stored], itemsize: int, tied: bool) -> int:
 
 
 def largest_file(folder: Path) -> int:
-    """Return the size of the largest weight file in bytes. Loading maps one whole file at a time."""
+    """Return the size of the largest weight file in bytes. LMDeploy maps one whole file at a time while loading."""
     return max((path.stat().st_size for path in weight_files(folder)), default=0)
 
 
 def largest_tensor(tensors: list[Stored]) -> int:
-    """Return the size of the largest tensor in bytes. ``tensors()`` keeps at most one tensor of a file in memory."""
+    """Return the size of the largest tensor in bytes. ``tensors`` keeps at most one tensor of a file in memory."""
     return max((stored.nbytes for stored in tensors), default=0)
 
 
@@ -151,9 +161,9 @@ def largest_tensor(tensors: list[Stored]) -> int:
 
 
 def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor on the device ``meta``) of a weight file's tensors. A dtype that torch lacks becomes uint8.
+    """Yield (name, tensor on torch's device ``meta``) for each tensor of a weight file.
 
-    A broken pickled file raises torch's own error.
+    A dtype that torch lacks becomes uint8. A broken pickled file raises torch's own error.
     """
     if is_pickled(path):
         yield from _pickled(path, "meta").items()
@@ -164,17 +174,21 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor(path: Path, name: str) -> Tensor:
-    """Return one tensor of a weight file. Do not write to it: it may be a view of the mapped file."""
+    """Return one tensor of a weight file. Do not write to it, because it may be a view of the mapped file."""
     return _pickled(path, "cpu")[name] if is_pickled(path) else _view(_mapped(path), header(path)[name])
 
 
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (prefix + name, tensor) of a safetensors file's tensors. Release a tensor's pages before the next one.
+    """Yield (prefix + name, tensor) for each tensor of a safetensors file, with little memory.
 
-    The package safetensors maps files as writable, and Linux refuses that for a file larger than the memory. It also
-    keeps pages resident until the file is closed, so a checkpoint would be in memory twice while it is packed.
+    The package safetensors would need more memory. It maps files as writable, and Linux refuses that for a file larger
+    than
+    the memory. It also keeps pages resident until the file is closed, so a checkpoint would be in memory twice while it
+    is
+    packed. This function releases a tensor's pages before it yields the next tensor.
 
-    A tensor is a view of the file; do not write to it. You may keep it: a later access reads its pages from the file
+    Each tensor is a view of the file, so do not write to it. You may keep it: a later access reads its pages from the
+    file
     again. Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
     """
     path = Path(path)

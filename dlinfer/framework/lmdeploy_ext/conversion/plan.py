@@ -22,8 +22,8 @@ QUANTISED_FORMATS = ("awq", *_CONVERTED)
 def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     """Return the plan that converts a quantised checkpoint; None if its quantisation method needs no conversion.
 
-    config: the checkpoint's ``quantization_config``. model: the contents of config.json. Raises
-    UnsupportedFeatureError.
+    config: the checkpoint's ``quantization_config``. model: the contents of config.json. Raises UnsupportedFeatureError
+    for a checkpoint that cannot be converted.
     """
     method = config.get("quant_method")
     if method not in _CONVERTED or CONVERTED_FROM in config:
@@ -39,10 +39,12 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
 def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     """Return the plan of gpt-oss with experts in MXFP4 (4-bit floats). Raises UnsupportedFeatureError for other models.
 
-    Format: OCP Microscaling Formats specification 1.0. Each projection of the experts has ``..._blocks`` uint8
-    [experts, out, in / 32, 16] and ``..._scales`` uint8 [experts, out, in / 32]. A byte of blocks holds two E2M1
-    numbers, the first in the lower half. A scale is a power of two in E8M0. All other weights have 16 bits. LMDeploy
-    does not know this method and loads an unquantised model; our layer in ``layers/moe`` takes the tensors unchanged.
+    LMDeploy does not know this method and loads an unquantised model. Our layer in ``layers/moe`` takes the tensors
+    unchanged. Format: OCP Microscaling Formats specification 1.0. Each projection of the experts has ``..._blocks``
+    uint8
+    [experts, out, in / 32, 16] and ``..._scales`` uint8 [experts, out, in / 32]. Each byte of ``..._blocks`` holds two
+    E2M1
+    numbers, the first in the lower half. Each scale is a power of two in E8M0. All other weights have 16 bits.
     """
     is_known = model.get("model_type") == "gpt_oss"
     Checkpoint("mxfp4", config, model).require(is_known, "in a model other than gpt-oss")
@@ -50,13 +52,13 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def asked_bits() -> str:
-    """Return the value of DLINFER_CPU_WEIGHTS; empty unless a device is active that uses the host's memory."""
+    """Return the value of DLINFER_CPU_WEIGHTS. It is empty if no device is active, or one with a memory of its own."""
     bits = settings.current().cpu_weights
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
 
 def packs_bf12(hf_config: Any) -> bool:
-    """Return whether DLINFER_CPU_WEIGHTS=bf12 packs a model's weights. It packs unquantised checkpoints only.
+    """Return whether a model's weights are packed to BF12: if DLINFER_CPU_WEIGHTS=bf12, and the model is not quantised.
 
     BF12 packing is lossless, so LMDeploy gets no ``quantization_config`` and builds its usual layers.
     """
@@ -67,10 +69,12 @@ def packs_bf12(hf_config: Any) -> bool:
 
 
 def packs_head(config: Any) -> bool:
-    """Return whether the output projection is packed to int8. If DLINFER_CPU_HEAD is unset, it follows the weights.
+    """Return whether the output projection is packed to int8.
 
-    It is packed only if the active device uses the host's memory. config: LMDeploy's ``quantization_config``, or None
-    if the model is not quantised.
+    DLINFER_CPU_HEAD decides. If it is unset, the output projection is packed if the other weights are packed while they
+    load. It is never packed on a device with a memory of its own. config: LMDeploy's ``quantization_config``, or None
+    if
+    the model is not quantised.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":
@@ -79,17 +83,18 @@ def packs_head(config: Any) -> bool:
 
 
 def is_packed_as_it_loads(config: Any) -> bool:
-    """Return whether ``config`` is a ``quantization_config`` that dlinfer made to pack weights while they load.
+    """Return whether ``config`` tells LMDeploy that floating-point files are packed while they load.
 
-    The setting DLINFER_CPU_WEIGHTS asks for such packing.
+    config: LMDeploy's ``quantization_config``. For DLINFER_CPU_WEIGHTS=int8 or int4, dlinfer makes it.
     """
     return isinstance(config, Mapping) and str(config.get(CONVERTED_FROM, "")).startswith(FLOATS)
 
 
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:
-    """Return the plan that packs a checkpoint to int8 or int4; None if DLINFER_CPU_WEIGHTS asks for neither.
+    """Return the plan that packs a checkpoint to int8 or int4; None unless DLINFER_CPU_WEIGHTS asks for one of them.
 
-    model: config.json's contents, without a ``quantization_config``. Raises UnsupportedFeatureError.
+    model: the contents of config.json, without a ``quantization_config``. Raises UnsupportedFeatureError if the model
+    cannot be packed.
     """
     bits = asked_bits()
     if not bits or bits == _BF12:

@@ -1,7 +1,8 @@
 """Decides by transformers' rule whether the output projection is tied to the embedding.
 
-transformers ties them if ``tie_word_embeddings`` is true, except if the files hold two different tensors: then it uses
-both and warns. LMDeploy ignores a stored projection whenever ``tie_word_embeddings`` is true.
+transformers ties them if ``tie_word_embeddings`` is true. But if the files hold a separate output projection with other
+values, transformers uses both tensors and warns. LMDeploy ignores a stored output projection whenever
+``tie_word_embeddings`` is true.
 """
 
 import logging
@@ -20,9 +21,10 @@ _ROWS = 1 << 12
 
 
 def settle(hf_config: Any, folder: Path | None) -> None:
-    """Set ``tie_word_embeddings`` to false if the stored projection differs from the embedding.
+    """Set ``tie_word_embeddings`` to false if the stored output projection differs from the embedding.
 
-    hf_config: transformers' configuration, changed in place. folder: the model folder; None does nothing.
+    hf_config: transformers' configuration, changed in place. folder: the model folder; None leaves ``hf_config`` as it
+    is.
     """
     tying = [part for part in language_configs(hf_config) if getattr(part, "tie_word_embeddings", False)]
     if not tying or folder is None or not folder.is_dir():

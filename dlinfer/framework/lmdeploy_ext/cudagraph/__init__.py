@@ -1,1 +1,1 @@
-"""Graph runners for LMDeploy's own backends of devices other than CUDA, which import them from this package."""
+"""Graph runners that LMDeploy's own backends for other devices than CUDA import from this package."""

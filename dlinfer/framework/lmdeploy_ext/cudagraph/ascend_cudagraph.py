@@ -15,9 +15,9 @@ get_ascend_compatible_size = compatible_size
 def AscendGraphRunner(  # noqa: N802 - LMDeploy's name for it, which it calls
     model: Any, model_config: Any, cache_config: Any, backend_config: Any, device: Any, is_mla: bool = False
 ) -> Any:
-    """Return LMDeploy's runner without graphs, because we have not tested the vendor's graphs on a card.
+    """Return LMDeploy's runner without graphs, because the vendor's graphs have not been tested on a card.
 
-    ``is_mla`` is not used. Raises UnsupportedFeatureError unless ``backend_config.eager_mode`` is true.
+    The parameter ``is_mla`` is not used. Raises UnsupportedFeatureError unless ``backend_config.eager_mode`` is true.
     """
     if not backend_config.eager_mode:
         raise refuse("graph mode of LMDeploy's own Ascend backend", "set eager_mode=True", "ascend")

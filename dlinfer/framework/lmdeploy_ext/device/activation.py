@@ -1,6 +1,7 @@
 """Activates one of our devices for LMDeploy in this process, and tells other modules which device is active.
 
-Activation checks the patches and installs the device view. The module ``install`` provides all patches.
+Activation checks the patches on LMDeploy and installs the device view, a replacement of ``torch`` in LMDeploy's modules
+that translates "cuda" to the active device. The module ``install`` provides the patches.
 """
 
 import logging
@@ -32,10 +33,12 @@ _uses: set[str] = set()
 
 
 def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]]) -> None:
-    """Store two functions, to be called when their results are needed.
+    """Store two functions, which are called later, when their results are needed.
 
-    records: returns all patches. changed: returns (patch, reviewed release) for each patch on a function of LMDeploy's
-    that has another body than in the reviewed release.
+    records: returns all patches.
+    changed: returns (patch, reviewed release) for each patch whose LMDeploy function has another body than in the
+    reviewed
+    release.
     """
     global _records, _changed
     _records, _changed = records, changed
@@ -52,25 +55,28 @@ def patches() -> PatchSet:
 
 
 def active() -> str | None:
-    """Return the active device_type of ours; None if LMDeploy runs on none of our devices in this process."""
+    """Return our active device_type; None if LMDeploy runs on none of our devices in this process."""
     return _active
 
 
 def is_on() -> bool:
-    """Return whether LMDeploy runs on a device of ours in this process. Most patches apply only then."""
+    """Return whether LMDeploy runs on one of our devices in this process. Most patches have an effect only then."""
     return _active is not None
 
 
 def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
-    """Return a decorator that makes a function a patch on LMDeploy's tested releases, for our devices only.
+    """Return a decorator that makes a function a patch for tested LMDeploy releases and our devices only.
 
-    target: the function to replace. why: the fault in it. record: other arguments of ``replaces``.
+    target: the LMDeploy function to replace. why: the fault in that function. record: other arguments of ``replaces``.
     """
     return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
 
 def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
-    """Return the error for an unsupported feature. device_type: the device to name; None takes the active one."""
+    """Return the error for an unsupported feature. device_type: the device it names; None names the active one.
+
+    feature: the feature. advice: the user's next step.
+    """
     named = device_type or _active
     where = f"device_type {named!r}" if named else "a device of dlinfer's"
     return UnsupportedFeatureError(feature=feature, where=where, advice=advice)
@@ -81,26 +87,26 @@ def serves(device_type: str) -> bool:
 
 
 def torch_device() -> str:
-    """Return torch's name of the active device. Call it only while a device of ours is active."""
+    """Return torch's name of the active device. Call this only while one of our devices is active."""
     assert _torch_device is not None, "LMDeploy runs on one of its own devices"
     return _torch_device
 
 
 def device() -> Device:
-    """Return the vendor's description of the active device. Call it only while a device of ours is active."""
+    """Return the vendor's description of the active device. Call this only while one of our devices is active."""
     return discovery.device(torch_device())
 
 
 def is_synchronous() -> bool:
-    """Return whether a device of ours is active whose ops are synchronous, as on the host."""
+    """Return whether one of our devices is active and computes ops synchronously, as the host does."""
     return active() is not None and isinstance(device().streams, HostStreams)
 
 
 def activate(device_type: str) -> None:
-    """Make LMDeploy run on one of our devices in this process, and log the patches that do not fit. Idempotent.
+    """Make LMDeploy run on one of our devices in this process. A second call for the same device only checks patches.
 
-    Raises PatchError if an essential patch does not fit the installed LMDeploy, and DeviceConflictError if another of
-    our devices is active.
+    An optional patch that does not match the installed LMDeploy is logged. Raises PatchError if an essential patch does
+    not match it, and DeviceConflictError if another of our devices is active.
     """
     global _active, _torch_device
     if _active == device_type:
@@ -128,10 +134,11 @@ def activate(device_type: str) -> None:
 
 
 def check_device(device_type: str) -> None:
-    """Raise an error if an engine on ``device_type`` cannot be built while a device of ours is active.
+    """Raise an error if an engine on ``device_type`` cannot be built beside the active device. Without one, do nothing.
 
-    Raises DeviceConflictError if that is another device, since the device view translates "cuda" to the active one.
-    Raises PatchError if an essential patch does not fit.
+    Raises DeviceConflictError if ``device_type`` is not the active device, because the device view translates "cuda" to
+    the active device in the whole process. Raises PatchError if an essential patch does not match the installed
+    LMDeploy.
     """
     if _active is None:
         return
@@ -142,16 +149,21 @@ def check_device(device_type: str) -> None:
 
 
 def require(*uses: str) -> None:
-    """Record that the engine uses these model types and features, and check the patches for all recorded uses.
+    """Record the model types and features that the engine uses, and check the patches for everything recorded so far.
 
-    Raises PatchError if an essential one does not fit. A later call also checks modules that were imported since.
+    Raises PatchError if an essential patch does not match the installed LMDeploy. Each call also checks the patches on
+    LMDeploy modules that were imported since the last call.
     """
     _uses.update(uses)
     patches().require_essential(_uses)
 
 
 def tell_of_misfits() -> None:
-    """Log each patch that does not fit this LMDeploy, once. Of patches that all models need, log only the first."""
+    """Log each patch that does not match the installed LMDeploy, once.
+
+    Of the essential patches that all models need, only the first is logged. If no device of ours is active, optional
+    patches are not logged.
+    """
     for patch, error in patches().misfits():
         if patch.target in _told or (_active is None and not patch.essential):
             continue
@@ -168,7 +180,7 @@ def tell_of_misfits() -> None:
 
 
 def _tell_of_changed_bodies() -> None:
-    """Log a warning for each patched function with the reviewed parameters but another body than the reviewed one."""
+    """Log a warning for each patched function that has the reviewed parameters, but not the reviewed body."""
     for patch, reviewed in _changed():
         logger.warning(
             "lmdeploy %s: the body of %s differs from the one reviewed in %s. A patch replaces it, because the "
@@ -183,7 +195,7 @@ def _tell_of_changed_bodies() -> None:
 
 
 def show_notices() -> None:
-    """Send the log to stderr, unless the application has configured logging."""
+    """Send dlinfer's log to stderr, unless the application has configured logging."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("dlinfer: %(message)s"))
@@ -192,7 +204,7 @@ def show_notices() -> None:
 
 
 def _tell_of_unknown_settings() -> None:
-    """Log a warning for each environment variable that looks like a setting of ours, but has no effect."""
+    """Log a warning for each environment variable that looks like a dlinfer setting, but is none."""
     for name in settings.unknown(os.environ):
         near = settings.nearest(name)
         hint = f" (did you mean {near}?)" if near else ""

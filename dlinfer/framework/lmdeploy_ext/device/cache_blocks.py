@@ -2,7 +2,7 @@
 
 LMDeploy schedules in blocks of ``block_size`` tokens. Kernels may see each block as several smaller blocks of
 ``kernel_block_size`` tokens. If a vendor's graph engine supports only one block size, we set ``kernel_block_size`` to
-that size, and ``block_size`` may be any multiple of it.
+that size. Then ``block_size`` may be any multiple of it.
 """
 
 from typing import Any
@@ -21,13 +21,13 @@ LMDEPLOY_DEFAULT = 64
 
 
 def layout(device: str) -> KVCacheLayout:
-    """Return the KV cache layout of the vendor that serves torch's device ``device``."""
+    """Return the KV cache layout of the vendor that serves the torch device ``device``."""
     vendor = activate_default(device)
     return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
 
 def choose(config: Any) -> None:
-    """Set the block sizes of a PytorchEngineConfig in place to suit the vendor, before LMDeploy's own checks.
+    """Set the block sizes of a PytorchEngineConfig in place to suit the vendor. Call this before LMDeploy's own checks.
 
     Raises UnsupportedFeatureError for sizes that the vendor does not support.
     """

@@ -1,4 +1,4 @@
-"""Decides which of LMDeploy's device types this adaptor serves: those of vendors that support frameworks."""
+"""Finds which of LMDeploy's device types this adaptor serves. It serves a type if a vendor offers it to frameworks."""
 
 from dlinfer.vendor import Vendor, discovery
 
@@ -7,9 +7,9 @@ OWN = ("cuda", "ascend", "maca", "camb")
 
 
 def vendor_of(device_type: str) -> Vendor | None:
-    """Return the vendor of the device that this adaptor serves as ``device_type``; None for cuda or without one.
+    """Return the vendor whose device this adaptor serves as ``device_type``; None for "cuda", or if no vendor has it.
 
-    Raises VendorLoadError or VendorClashError if the vendor of that name fails to load.
+    Raises VendorLoadError or VendorClashError if the vendor named ``device_type`` fails to load.
     """
     if device_type == "cuda":
         return None
@@ -25,18 +25,18 @@ def serves(device_type: str) -> bool:
 
 
 def torch_device(device_type: str) -> str:
-    """Return torch's name of the device behind a device_type of ours."""
+    """Return torch's name of the device for ``device_type``, which must be one of ours."""
     vendor = vendor_of(device_type)
     assert vendor is not None, "callers know that the device_type is ours"
     return vendor.device_type
 
 
 def shares_host(device_type: str) -> bool:
-    """Return whether a device_type of ours is a part of its host, as a CPU is, and not a card."""
+    """Return whether a device of ours uses the host's memory, as a CPU does, and is not a card."""
     return serves(device_type) and discovery.device(torch_device(device_type)).memory().shared
 
 
 def served() -> list[str]:
-    """Return every device_type of ours that works on this machine, sorted."""
+    """Return all device types that this adaptor serves and that work on this machine, sorted."""
     vendors = (vendor for vendor in discovery.loadable() if vendor.load_device is not None)
     return sorted({each.framework_device or each.name for each in vendors if discovery.probe(each).available})

@@ -1,9 +1,9 @@
 """Puts weights into huge pages, so that decoding steps read them faster.
 
-A decoding step reads every weight once, in order. Hardware prefetch stops at the end of a page, and each page needs an
-address translation. On a Zen 4, a step of a model of Qwen2.5-0.5B's shape took 1.06 to 1.14 times as long with pages
-of 4 KiB, in bfloat16 and in float32. Linux uses huge pages if we call madvise(2) with MADV_HUGEPAGE before the first
-write.
+A decoding step reads every weight once, in order. With small pages this is slow: hardware prefetch stops at the end of
+a page, and each page needs an address translation. On a Zen 4, pages of 4 KiB made a step of a model of Qwen2.5-0.5B's
+shape 1.06 to 1.14 times as long, in bfloat16 and in float32. Linux uses huge pages if we call madvise(2) with
+MADV_HUGEPAGE before the first write.
 """
 
 import ctypes
@@ -16,9 +16,10 @@ _SMALLEST = 128 << 10  # bytes: malloc serves smaller requests from memory that 
 
 
 def wish_for(tensors: Iterable[Tensor]) -> None:
-    """Ask the system to put host tensors into huge pages. No effect without MADV_HUGEPAGE.
+    """Ask the system to put tensors in host memory into huge pages. Without MADV_HUGEPAGE this does nothing.
 
-    Call it before the tensors are written. Memory that is written already is moved late or never. A huge page may also
+    Call this before the tensors are written, because the system moves written memory late or never. A huge page may
+    also
     hold a part of a neighbouring tensor.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,19 +1,22 @@
 """Sizes the paged KV cache on our devices, and reports its size in logs and errors.
 
-LMDeploy takes a fraction of a card's free memory, because it has the card for itself. On our devices the vendor reports
-how much memory is free. Host memory is shared with other processes, and zeroing a cache makes all its pages resident.
-So on a device that uses the host's memory:
+LMDeploy takes a fraction of a card's free memory, because no other process uses the card. Host memory is different:
+other processes use it too, and zeroing a cache makes all its pages resident. So we size the cache ourselves, from the
+free memory that the vendor reports.
 
-- the free memory is what this process may still use, by its cgroup's limit, not the host's RAM;
-- a ``cache_max_entry_count`` that the user gave is a fraction of that free memory, as on a card;
-- without it the cache gets ``DLINFER_CPU_KV_CACHE_GIB``;
-- without both it gets a quarter of the free memory, or 4 GiB if that is more, but at most half of the free memory.
+On a device that uses the host's memory:
 
-On every device of ours:
+- The free memory is the memory that this process may still use by its cgroup's limit, not the free RAM of the host.
+- If the user gave ``cache_max_entry_count``, the cache gets this fraction of the free memory, as on a card.
+- Otherwise the cache gets ``DLINFER_CPU_KV_CACHE_GIB``.
+- If that is not set either, the cache gets a quarter of the free memory, or 4 GiB if that is more, but at most half of
+  the free memory.
 
-- a cache with a size that the user did not set holds at most ``max_batch_size`` sequences of ``session_len`` tokens,
-  unless prefix caching keeps the tokens of earlier sequences too;
-- an explicit ``num_gpu_blocks`` is used unchanged, if it fits.
+On each of our devices:
+
+- If the user set no size, the cache holds at most ``max_batch_size`` sequences of ``session_len`` tokens. With prefix
+  caching there is no such limit, because the cache also keeps the tokens of earlier sequences.
+- An explicit ``num_gpu_blocks`` is used unchanged, or refused if it exceeds the free memory.
 
 With tp=N each rank gets 1/N of the free memory and of ``DLINFER_CPU_KV_CACHE_GIB``.
 """
@@ -38,7 +41,7 @@ _ADVICE = (
 
 
 def gib(size: float) -> str:
-    """Return a number of bytes as text, in GiB or MiB."""
+    """Return a number of bytes as text, in GiB, or in MiB if it is small."""
     return f"{size / _GIB:.2f} GiB" if size >= _GIB / 100 else f"{size / (1 << 20):.2f} MiB"
 
 
@@ -64,12 +67,12 @@ def _cache_config(original: Original, engine_config: Any) -> Any:
 
 
 def _chosen_gib() -> float | None:
-    """Return DLINFER_CPU_KV_CACHE_GIB; None if it is unset, or if the device does not use the host's memory."""
+    """Return DLINFER_CPU_KV_CACHE_GIB; None if it is unset, or if the active device has a memory of its own."""
     return settings.current().cpu_kv_cache_gib if activation.device().memory().shared else None
 
 
 def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
-    """Return the size in bytes of a rank's KV cache that the user has set; None if it is not set.
+    """Return the size in bytes that the user has set for each rank's KV cache; None if the user has set none.
 
     For the parameters see ``plan_blocks``.
     """
@@ -80,16 +83,16 @@ def _chosen_bytes(config: Any, free: int, ranks: int) -> int | None:
 
 
 def _default_bytes(config: Any, free: int, ranks: int) -> int:
-    """Return the default size in bytes of a rank's KV cache. For the parameters see ``plan_blocks``."""
+    """Return the default size in bytes of each rank's KV cache. For the parameters see ``plan_blocks``."""
     if activation.device().memory().shared:
         return min(max(4 * _GIB // ranks, free // 4), free // 2)
     return int(free * config.cache_max_entry_count)
 
 
 def _useful_blocks(config: Any) -> int | None:
-    """Return the largest number of blocks that sequences can use; None if there is no such limit.
+    """Return the largest number of KV cache blocks that sequences can use; None if there is no limit.
 
-    config: a CacheConfig. With prefix caching there is no limit, since it keeps the blocks of ended sequences.
+    config: a CacheConfig. With prefix caching there is no limit, because the blocks of ended sequences are kept.
     """
     session_len = getattr(config, "dlinfer_session_len", None)
     if session_len is None or config.enable_prefix_caching:
@@ -100,7 +103,7 @@ def _useful_blocks(config: Any) -> int | None:
 
 
 def plan_blocks(config: Any, free: int, block_bytes: int, ranks: int = 1) -> int:
-    """Return the number of KV cache blocks.
+    """Return the number of KV cache blocks on each rank.
 
     config: a CacheConfig. free: bytes that each rank may still allocate. block_bytes: size of one block, summed over
     all layers. ranks: the number of tensor-parallel processes, which share the host's memory.
@@ -115,7 +118,7 @@ def plan_blocks(config: Any, free: int, block_bytes: int, ranks: int = 1) -> int
 
 
 def _of_first_rank(executor: Any, sizes: Any) -> int:
-    """Return the size in bytes of one KV cache block on the first rank. sizes: LMDeploy's sizes of each rank."""
+    """Return the size in bytes of one KV cache block on the first rank. sizes: LMDeploy's ``cache_block_sizes``."""
     return executor._get_rank_cache_block_sizes(sizes)[0]
 
 
@@ -155,7 +158,7 @@ def _update_num_gpu_blocks(
 
 
 def _size_option(config: Any) -> str:
-    """Return a text: the option that decides the size of the KV cache, with its value. config: a CacheConfig."""
+    """Return the option that decides the size of the KV cache, with its value, as text. config: a CacheConfig."""
     if config.num_gpu_blocks:
         return f"num_gpu_blocks={config.num_gpu_blocks}"
     fraction, chosen = config.cache_max_entry_count, _chosen_gib()
@@ -198,7 +201,7 @@ _longest_session: int | None = None
 
 
 def longest_session() -> int | None:
-    """Return the most tokens of a session in this process's engine; None if the KV cache sets no limit."""
+    """Return the most tokens that a session of this process's engine may have, if the KV cache limits it; else None."""
     return _longest_session
 
 

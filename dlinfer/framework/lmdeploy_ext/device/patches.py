@@ -1,4 +1,7 @@
-"""Patches functions of LMDeploy that use the device "cuda" where the device view cannot translate it."""
+"""Patches functions of LMDeploy where "cuda" must become the active device, but the device view cannot translate it.
+
+The device view (``view.py``) replaces ``torch`` in LMDeploy's modules.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,9 +55,9 @@ def to_device(original: Original, val: Any, non_blocking: bool = False) -> Any:
     when=activation.is_on,
 )
 def bmm(original: Original, self: Any, x: torch.Tensor, output: torch.Tensor) -> None:
-    """Multiply x [N, H, in] by the weight, and copy the result into ``output`` [N, H, out].
+    """Multiply x [N, H, in] by the weight, and copy the product into ``output`` [N, H, out].
 
-    Dynamo cannot capture ``torch.bmm`` with a transposed view as ``out``.
+    LMDeploy instead passes a transposed view of ``output`` to ``torch.bmm`` as ``out``, which Dynamo cannot capture.
     """
     output.copy_(torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1))
 

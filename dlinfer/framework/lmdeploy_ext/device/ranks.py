@@ -1,4 +1,4 @@
-"""Patches how the processes of tensor parallelism join a group, and what each takes of a host."""
+"""Patches how the processes of tensor parallelism form a group, and assigns each process a part of the host."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ FEATURE = "tensor parallelism"
 
 
 def are_served(device_type: str) -> bool:
-    """Return whether the vendor of ``device_type`` supports tensor parallelism on several devices."""
+    """Return whether the vendor of ``device_type`` supports tensor parallelism over several devices."""
     return discovery.device(devices.torch_device(device_type)).tensor_parallel
 
 
 def graphs_are_served(device_type: str) -> bool:
-    """Return whether graphs may run on several devices, and not only eager mode."""
+    """Return whether tensor parallelism may use graph mode on this device type. Otherwise only eager mode is served."""
     return discovery.device(devices.torch_device(device_type)).graphs_over_ranks
 
 
@@ -40,7 +40,7 @@ def _init_process_group(original: Original, rank: int, world_size: int) -> None:
 
 
 def _share_host(rank: int, world_size: int) -> None:
-    """Let this rank use only a part of the host, because other ranks run on the same host."""
+    """Make this rank use only its part of the host. The ranks on one host divide it."""
     hosts: list[Any] = [None] * world_size
     dist.all_gather_object(hosts, host_identity())
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]

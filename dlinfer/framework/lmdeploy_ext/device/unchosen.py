@@ -1,8 +1,8 @@
 """Marks the default values of engine options, to distinguish them from values that the user gave.
 
-Some of LMDeploy's defaults do not fit a host, so dlinfer chooses other values for options that the user left out. A
-value that the user gave stays, even if it equals LMDeploy's default. The mark is the value's type: a subclass of int or
-float. So the mark survives copies, pickles and the way through LMDeploy's other configurations.
+Some of LMDeploy's defaults are bad choices on a host, so dlinfer replaces the values of options that the user left out.
+It keeps a value that the user gave, even if it equals LMDeploy's default. A default is marked by its type, a subclass
+of int or float, so the mark survives copies, pickles and LMDeploy's other configurations.
 """
 
 from typing import Any
@@ -19,17 +19,17 @@ class UnchosenFloat(float):
 
 
 def unchosen(default: float) -> float:
-    """Return a default value with the mark: an UnchosenInt or UnchosenFloat."""
+    """Return a default value with the mark, as an UnchosenInt or UnchosenFloat."""
     return UnchosenInt(default) if isinstance(default, int) else UnchosenFloat(default)
 
 
 def is_given(value: float) -> bool:
-    """Return whether the user gave an option's value. A default value has the mark."""
+    """Return whether the user gave this value of an option. Otherwise it is a default value with the mark."""
     return not isinstance(value, UnchosenInt | UnchosenFloat)
 
 
 def mark_defaults(config: Any, *options: str) -> None:
-    """Mark the values of those options that were left out when the dataclass instance ``config`` was created."""
+    """Mark the values of those ``options`` that the user left out when creating ``config``, a dataclass instance."""
     for option in options:
         value = getattr(config, option)
         if value is getattr(

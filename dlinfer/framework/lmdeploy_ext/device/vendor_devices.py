@@ -1,9 +1,10 @@
 """Checks LMDeploy's device types against the installed vendor packages, and activates a device's vendor.
 
 LMDeploy accepts ascend, maca and camb on any machine, and looks for their kernels, versions and graph runners inside
-``dlinfer``. But a vendor's own package has them; it registers an entry point with the device's name in
-``dlinfer.vendors``. Without that package LMDeploy would raise a ModuleNotFoundError, or start without kernels. If the
-vendor has a ``load_device``, dlinfer's adaptor serves the device. Otherwise LMDeploy runs its own backend for it.
+``dlinfer``. But the vendor's own package provides them, and registers itself under the device's name as an entry point
+in ``dlinfer.vendors``. Without the vendor's package LMDeploy would raise a ModuleNotFoundError, or start without
+kernels. If the vendor has a ``load_device``, dlinfer's adaptor serves the device. Otherwise LMDeploy runs its own
+backend on the device.
 """
 
 import logging
@@ -22,22 +23,22 @@ NEED_VENDOR = tuple(name for name in OWN if name != "cuda")
 
 
 def check_vendor(device_type: str) -> None:
-    """Raise DeviceWithoutVendorError for a device type whose vendor's package is not installed."""
+    """Raise DeviceWithoutVendorError for a device type that needs a vendor's package, if that is not installed."""
     if device_type in NEED_VENDOR and device_type not in discovery.names():
         raise DeviceWithoutVendorError(device=device_type, group=discovery.GROUP)
 
 
 def check_available(device_type: str) -> None:
-    """Raise VendorUnavailableError for a device type of ours if its vendor finds no usable device here."""
+    """Raise VendorUnavailableError for a device type of ours, if its vendor finds no usable device on this machine."""
     vendor = vendor_of(device_type)
     if vendor is not None and not (probe := discovery.probe(vendor)).available:
         raise VendorUnavailableError(vendor=vendor.name, reason=probe.reason, advice=probe.next_step)
 
 
 def vendor_device_init(device_type: str) -> None:
-    """Activate the vendor of ascend, maca or camb before LMDeploy's own backend for the device starts.
+    """Activate the vendor of ascend, maca or camb. Call this before LMDeploy's own backend for the device starts.
 
-    LMDeploy expects that the import of ``dlinfer.framework.lmdeploy_ext.device`` does this, and later reads
+    LMDeploy expects that importing ``dlinfer.framework.lmdeploy_ext.device`` activates the vendor, and later reads
     ``dlinfer.vendor.vendor_name``. Raises DeviceWithoutVendorError and the errors of ``dlinfer.vendor.use``.
     """
     check_vendor(device_type)
@@ -46,14 +47,14 @@ def vendor_device_init(device_type: str) -> None:
 
 
 def lacks_cuda(device_type: str) -> bool:
-    """Return whether ``device_type`` is cuda, but torch sees no CUDA device, so that the host is to serve instead."""
+    """Return whether ``device_type`` is "cuda" and torch sees no CUDA device, but the host can serve instead."""
     return device_type == "cuda" and not torch.cuda.is_available() and HOST in served()
 
 
 def without_cuda(device_type: str) -> str:
-    """Return the device type to run on. Without a CUDA device, LMDeploy's default "cuda" is replaced, with a log line.
+    """Return the device type to run on: ``device_type``, unless it is "cuda" and torch sees no CUDA device.
 
-    The replacement is the device that is already active, or else the host.
+    Then the result is the device that is already active, or else the host, and a warning is logged.
     """
     if not lacks_cuda(device_type):
         return device_type
@@ -67,7 +68,7 @@ def without_cuda(device_type: str) -> str:
 
 
 def usable() -> list[str]:
-    """Return the device types that a user can choose on this machine."""
+    """Return the device types that a user can choose on this machine, including those that LMDeploy serves itself."""
     installed = [name for name in NEED_VENDOR if name in discovery.names()]
     left_to_lmdeploy = [name for name in installed if discovery.get(name).load_device is None]
     return list(dict.fromkeys([*served(), "cuda", *left_to_lmdeploy]))

@@ -1,10 +1,10 @@
 """Gives LMDeploy's modules a view of ``torch`` that translates "cuda" to the active device.
 
 LMDeploy's engine writes "cuda" and ``torch.cuda``, and expects other devices to redirect these names. Patching torch
-itself would redirect them for the whole process, and is known to break HF transformers. So only the name ``torch`` in
-the modules of ``COVERED`` is replaced by a view. The view translates the few names that those modules use, and passes
-on everything else. Modules that run inside the model's forward pass are not covered: they take the device from their
-tensors, and graph capture needs the real torch.
+itself would redirect them for the whole process, which is known to break HF transformers. So we replace the name
+``torch`` by a view, and only in the modules of ``COVERED``. The view translates the few names that those modules use
+for a device, and passes on all other names. Modules that run inside the model's forward pass are not covered: they take
+the device from their tensors, and graph capture needs the real torch.
 """
 
 import sys
@@ -58,11 +58,14 @@ class Accelerator:
         self.synchronize, self.empty_cache = streams.synchronize, streams.empty_cache
 
     def current_device(self) -> torch.device:
-        """Return the device as a value for torch's argument ``device=``."""
+        """Return the active device as a value for torch's argument ``device=``."""
         return self._device
 
     def set_device(self, device: Any) -> None:
-        """Make this process use the card with index ``device``, which is its rank; other values have no effect."""
+        """Make this process use the card with the index ``device``. LMDeploy passes the rank.
+
+        Values other than an int are ignored.
+        """
         if isinstance(device, int):
             self._described.take(device)
 
@@ -77,7 +80,10 @@ class Accelerator:
 
 
 class TorchView(ModuleType):
-    """A module that replaces ``torch`` and translates "cuda" to ``device``. described: the vendor's description."""
+    """A replacement of the module ``torch`` that translates "cuda" to ``device``.
+
+    device: torch's name of the device. described: the vendor's description of the device.
+    """
 
     def __init__(self, device: str, described: Device) -> None:
         super().__init__("torch", torch.__doc__)
@@ -91,7 +97,7 @@ class TorchView(ModuleType):
         return getattr(torch, name)
 
     def _translate(self, *args: Any, **kwargs: Any) -> torch.device:
-        """Return ``torch.device(...)`` of the arguments; the active device if that would be a "cuda" device."""
+        """Return ``torch.device(*args, **kwargs)``, or the active device if that is a "cuda" device."""
         device = torch.device(*args, **kwargs)
         return torch.device(self._device) if device.type == "cuda" else device
 
@@ -105,7 +111,10 @@ class TorchView(ModuleType):
 
 
 def _device_class(translate: Callable[..., torch.device]) -> type:
-    """Return a class to replace ``torch.device``. Calling it returns ``translate(...)``; isinstance works as usual."""
+    """Return a class that replaces ``torch.device``. A call of the class returns ``translate(...)``.
+
+    isinstance works with the class as with ``torch.device``.
+    """
 
     class DeviceType(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
@@ -118,7 +127,10 @@ def _device_class(translate: Callable[..., torch.device]) -> type:
 
 
 def install(device: str, described: Device) -> None:
-    """Create a device's view, and put it into the covered modules that are loaded. A later import calls ``cover``."""
+    """Create the device's view of torch, and put it into those covered modules that are already imported.
+
+    ``cover`` puts the view into each module that is imported later. described: the vendor's description of the device.
+    """
     global _view
     _view = TorchView(device, described)
     for module in filter(None, map(sys.modules.get, COVERED)):
@@ -126,6 +138,6 @@ def install(device: str, described: Device) -> None:
 
 
 def cover(module: ModuleType) -> None:
-    """Replace the name ``torch`` in one module by the view, if the module is in ``COVERED``."""
+    """Replace the name ``torch`` in a module by the view, if the module is in ``COVERED``."""
     if _view is not None and module.__name__ in COVERED and vars(module).get("torch") is torch:
         module.torch = _view  # type: ignore[attr-defined]

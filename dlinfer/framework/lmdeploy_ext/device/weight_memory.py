@@ -1,7 +1,7 @@
 """Refuses a model that does not fit into memory, after its layers are built and before weights are read.
 
-On a device that uses the host's memory, a parameter takes memory only when it is written. LMDeploy checks free memory
-later, when it sizes the KV cache. By then the kernel may have killed the process.
+On a device that uses the host's memory, a parameter takes memory only when it is written. LMDeploy checks the free
+memory only when it sizes the KV cache. By that time the kernel may have killed the process.
 """
 
 import re
@@ -18,9 +18,9 @@ _REFUSED = re.compile(r"DefaultCPUAllocator: .* you tried to allocate (\d+) byte
 
 
 def parameter_bytes(model: Any, tied: bool) -> int:
-    """Return the size in bytes of a model's parameters, except those on torch's device ``meta``.
+    """Return the size in bytes of a model's parameters, without those on torch's device ``meta``.
 
-    tied: whether the output projection is tied to the embedding; then its own parameter does not count.
+    tied: whether the output projection is tied to the embedding. Then the projection's own parameter is not counted.
     """
     return sum(
         parameter.nbytes
@@ -30,10 +30,11 @@ def parameter_bytes(model: Any, tied: bool) -> int:
 
 
 def checked(make: Callable[[], Any], tied: bool) -> Any:
-    """Return the model that ``make`` builds. Raises ModelMemoryError if its weights do not fit into the free memory.
+    """Return the model that ``make`` builds. Raises ModelMemoryError if its weights exceed the free memory.
 
-    Free memory is read before the call, since some parameters are written when they are created. In host memory the
-    parameters are put into huge pages, if the system has them. tied: whether the output projection is tied to the
+    The free memory is read before ``make`` runs, because some parameters are written when they are created. Parameters
+    in
+    host memory are put into huge pages if the system has them. tied: whether the output projection is tied to the
     embedding.
     """
     memory = activation.device().memory()
@@ -56,5 +57,5 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
 
 
 def too_large(needed: str, memory: DeviceMemory) -> ModelMemoryError:
-    """Return the error for a model that needs more than the free memory. needed: the size as text."""
+    """Return the error for a model that needs more than the free memory. needed: the needed size as text."""
     return ModelMemoryError(needed=needed, free=gib(memory.available), source=memory.source)

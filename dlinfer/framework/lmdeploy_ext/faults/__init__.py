@@ -1,1 +1,1 @@
-"""Patches for faults of LMDeploy that give a wrong answer or end a server: one file each, until a release fixes it."""
+"""Corrects faults of LMDeploy that cause wrong answers or end a server. Once a release fixes a fault, drop its file."""

@@ -35,9 +35,9 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Refusal:
-    """A reason why an engine would not start.
+    """A reason that an engine would not start.
 
-    error: the name of the error's class. text: what is wrong. next_step: what the user can do.
+    error: the name of the error's class. text: the error's text. next_step: the user's next step.
     """
 
     error: str
@@ -49,8 +49,8 @@ class Refusal:
 class OpServed:
     """An op that the model's layers call.
 
-    vendor: the vendor of its kernel; ``reference`` if no vendor has one. reason: why there is no vendor's kernel, or
-    empty.
+    vendor: the vendor that has a kernel for the op; ``reference`` if no vendor has one.
+    reason: the reason that there is no vendor's kernel; empty if there is one.
     """
 
     op: str
@@ -60,11 +60,17 @@ class OpServed:
 
 @dataclass
 class Report:
-    """The findings of preflight. A field is empty or null if a refusal ended preflight before the field was known.
+    """The findings of preflight. If a refusal ends preflight early, fields that are not known yet are empty or null.
 
-    fits: whether nothing is refused. architectures: from config.json. model_class: LMDeploy's class, with its module.
-    dtype: of the loaded weights. quantisation: the method; empty if there is none. refusals: why an engine would not
-    start. ops: the ops that the layers call. plain: names of the classes that compute other layers in plain torch.
+    folder, device: the model folder and the device type that preflight was called with.
+    fits: whether an engine would start, because nothing is refused.
+    architectures: the class names in config.json.
+    model_class: LMDeploy's model class, with its module.
+    dtype: the dtype of the loaded weights.
+    quantisation: the quantisation method; empty if the weights are not quantised.
+    refusals: the reasons that an engine would not start.
+    ops: the ops that the model's layers call.
+    plain: names of the classes whose layers are computed in plain torch, without an op of ours.
     memory: the memory that an engine would take.
     """
 
@@ -83,9 +89,9 @@ class Report:
 
 
 def preflight(folder: Path, device: str, trust_remote_code: bool = False, **options: Any) -> Report:
-    """Report whether an engine on ``device`` would serve a model folder. Imports LMDeploy, but loads no weight.
+    """Report whether an engine on ``device`` would serve a model folder. Imports LMDeploy, but loads no weights.
 
-    device: a device type. trust_remote_code: whether code in the folder may run, as in LMDeploy.
+    device: a device type. trust_remote_code: whether Python code in the folder may run, as in LMDeploy.
     options: fields of PytorchEngineConfig.
     """
     report, built = Report(SCHEMA, str(folder), device), None
@@ -117,7 +123,10 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
 
 @contextmanager
 def _noted(refusals: list[Refusal]) -> Iterator[None]:
-    """Within the context, append an error to ``refusals`` instead of raising it. Shorten errors of other libraries."""
+    """In the ``with`` block, append an error to ``refusals`` instead of raising it.
+
+    Errors of other libraries are shortened.
+    """
     try:
         yield
     except DlinferError as error:
@@ -138,7 +147,7 @@ def _served(ops: list[str], device: str) -> Iterator[OpServed]:
 
 
 def _memory(folder: Path, built: model.Built) -> Memory:
-    """Return the memory that an engine would take. Raises MemoryPlanError or ModelMemoryError if it is too much."""
+    """Return the memory that an engine would take. Raises MemoryPlanError or ModelMemoryError if too little is free."""
     available = activation.device().memory()
     config, cache, packing = built.config, built.cache, built.bf12_packing
     tensors, converted = model_files.read(folder), plan_of_folder(folder)
@@ -187,13 +196,16 @@ def _resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """Return the method that packs floating-point weights at load, and the setting that asks for it; else empty."""
+    """Return how floating-point weights are packed while they load: the method, and the user's setting; else empty.
+
+    config: LMDeploy's ModelConfig.
+    """
     stored = getattr(config.hf_config, "quantization_config", None) or {}
     return f"{stored['quant_method']} (of {stored[CONVERTED_FROM]})" if CONVERTED_FROM in stored else ""
 
 
 def _method(config: dict[str, Any]) -> str:
-    """Return a checkpoint's ``quant_method``; empty if it is not quantised. config: the contents of config.json."""
+    """Return the ``quant_method`` of a checkpoint; empty if it is not quantised. config: config.json as a dict."""
     for _, stored in quantisation_of(config):
         return str(stored.get("quant_method", "unknown")) if isinstance(stored, dict) else "unknown"
     return ""

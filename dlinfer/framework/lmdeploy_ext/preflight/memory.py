@@ -14,51 +14,61 @@ KEPT = 2
 
 
 def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
-    """Return the number of elements that one token takes in a layer's buffers.
+    """Return the number of elements that one token takes in the buffers of a layer.
 
-    The buffers are: the residual and the normed input; the joint projection of q, k and v, before and after rotation.
-    For each of a token's experts: the joint projection of gate and up, their product, and the expert's result.
-    hidden, intermediate: these sizes in config.json. attention: width of the joint projection of q, k and v.
-    experts: the number of experts that a token goes to; 0 for a dense layer.
+    All layers have buffers for the residual, for the normed input, and for the joint projection of q, k and v before
+    and
+    after rotation. Each expert that the token goes to has buffers for the joint projection of gate and up, for the
+    product
+    of gate and up, and for the expert's result.
+
+    hidden, intermediate: hidden_size and intermediate_size of config.json. attention: width of the joint projection of
+    q,
+    k and v. experts: the number of experts that a token goes to; 0 for a dense layer.
     """
     mlp = 3 * intermediate * max(experts, 1) + hidden * experts
     return 2 * hidden + 2 * attention + mlp
 
 
 def prefill_bytes(tokens: int, widest: int, itemsize: int) -> int:
-    """Return the size in bytes of the buffers of a prefill of ``tokens`` tokens. widest: the result of ``widest()``."""
+    """Return the size in bytes of the buffers of a prefill of ``tokens`` tokens.
+
+    widest: the result of the function ``widest``. itemsize: bytes of an element.
+    """
     return KEPT * tokens * widest * itemsize
 
 
 def logits_bytes(rows: int, vocabulary: int, itemsize: int) -> int:
     """Return the size in bytes of the logits and of sampling's buffers, for ``rows`` sequences.
 
-    Sampling has float32 logits, sorted logits and probabilities, and indices of 8 bytes.
+    Sampling has float32 logits, sorted logits and probabilities, and indices of 8 bytes. itemsize: bytes of a logit.
     """
     return rows * vocabulary * (itemsize + 3 * FLOAT32 + 8)
 
 
 @dataclass
 class Memory:
-    """The memory that an engine would take, in bytes, and the sizes behind it.
+    """The memory that an engine would take, in bytes, and the sizes that it depends on.
 
-    process: Python, torch, LMDeploy and its threads, with no model.
-    graphs: compiled graphs and the compiler; 0 in eager mode.
-    weights: in the dtype that is loaded; tied weights count once.
-    mapped: the largest part of the files that is resident while weights load: a weight file, or a tensor if pages are
-        released after each.
-    kv_cache: allocated as a whole and zeroed at the start.
-    activations: of the largest prefill.
-    logits: of a full batch, with sampling's buffers.
-    peak: the most resident memory at any time, while weights load or while requests run.
-    needed: bytes that must be free, besides this process. The system can drop mapped pages, so they do not count.
+    process: bytes of Python, torch, LMDeploy and its threads, without a model.
+    graphs: bytes of compiled graphs and the compiler; 0 in eager mode.
+    weights: bytes of the weights in the dtype that is loaded. Tied weights count once.
+    mapped: bytes of weight files that are resident at most while weights load: the largest file, or the largest tensor
+    if
+        a tensor's pages are released after it.
+    kv_cache: bytes of the KV cache, which is allocated as a whole and zeroed at the start.
+    activations: bytes of the buffers of the largest prefill.
+    logits: bytes of the logits of a full batch, with sampling's buffers.
+    peak: the most resident bytes at any time, while weights load or while requests run.
+    needed: bytes that must be free, in addition to the memory that this process already has. Mapped pages do not count,
+        because the system can drop them.
     free: bytes that are free.
-    source: where ``free`` was read.
+    source: a text that says where ``free`` was read.
     stored: bytes of the weights in their files.
     kv_token: bytes of one token's keys and values over all layers.
     kv_blocks: the number of blocks in the KV cache.
     block_size: tokens in a block.
-    prefill_tokens: tokens in one prefill.
+    prefill_tokens: the most tokens in one prefill.
     """
 
     process: int

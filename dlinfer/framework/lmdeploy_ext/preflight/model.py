@@ -1,6 +1,6 @@
 """Builds LMDeploy's model of a folder on torch's device ``meta``, with the backend of the chosen device.
 
-The model has the same layers as in an engine. So a layer that an engine would refuse is refused here.
+The model has the same layers as in an engine, so building it refuses every layer that an engine would refuse.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Built:
     """LMDeploy's objects for one model folder.
 
     engine: the PytorchEngineConfig. config: the ModelConfig. cache: the CacheConfig. module: the model, on ``meta``.
-    block_bytes: size in bytes of one block of the KV cache, summed over all layers.
+    block_bytes: size in bytes of one KV cache block, summed over all layers.
     """
 
     engine: Any
@@ -56,7 +56,7 @@ class Built:
 
     @property
     def weight_bytes(self) -> int:
-        """The size of all parameters in bytes. Shared parameters, and a tied output projection, count once."""
+        """The size of all parameters in bytes. Shared parameters count once, and so does a tied output projection."""
         parameters = dict(self.module.named_parameters())
         if self.config.tie_word_embeddings:
             parameters.pop("lm_head.weight", None)
@@ -64,36 +64,36 @@ class Built:
 
     @property
     def packs_head(self) -> bool:
-        """Whether the output projection is packed at load into fewer bytes than in the files."""
+        """Whether the output projection is packed while it loads, so that it takes fewer bytes than in the files."""
         return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
     def bf12_packing(self) -> Any:
-        """The Packing that packs weights to BF12 at load (see ``layers.quantised.bf12_packing``), or None."""
+        """The object that packs weights to BF12 while they load (see ``layers.quantised.bf12_packing``), or None."""
         return getattr(self.module, "bf12_packing", None)
 
     @property
     def ops(self) -> list[str]:
-        """The names of the ops that the layers call, each once, in the order of the layers."""
+        """The names of the ops that the model's layers call, each once, in the order of the layers."""
         called = [op for name in self.implementations for op in _OPS.get(name, "").split()]
         called += self.bf12_packing.ops if self.bf12_packing is not None else ()
         return list(dict.fromkeys(called))
 
     @property
     def plain(self) -> list[str]:
-        """The names of the classes that compute layers in plain torch, without an op of ours."""
+        """The names of the classes whose layers are computed in plain torch, without an op of ours."""
         return [name for name in self.implementations if name not in _OPS]
 
     @property
     def implementations(self) -> list[str]:
-        """The names of the classes that compute the layers, each once."""
+        """The names of the classes that implement the model's layers, each once."""
         attributes = ("impl", "rotary_impl", "index_impl")
         layers = (getattr(module, name, None) for module in self.module.modules() for name in attributes)
         return list(dict.fromkeys(type(impl).__name__ for impl in layers if impl is not None))
 
     @property
     def widest(self) -> int:
-        """The number of elements that one token takes in a layer's buffers."""
+        """The number of elements that one token takes in the buffers of a layer."""
         config, text = self.config, self.config.llm_config or self.config.hf_config
         attention = config.num_attention_heads * config.k_head_dim
         attention += config.num_key_value_heads * (config.k_head_dim + config.v_head_dim)
@@ -108,9 +108,9 @@ class Built:
 
 
 def engine_config(device: str, **options: Any) -> Any:
-    """Return a PytorchEngineConfig, completed as an engine does. Raises the adaptor's errors for refused options.
+    """Return a PytorchEngineConfig, completed as an engine completes it. Raises an error for refused options.
 
-    options: fields of PytorchEngineConfig; None keeps the default.
+    options: fields of PytorchEngineConfig; None keeps the field's default.
     """
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
@@ -120,9 +120,9 @@ def engine_config(device: str, **options: Any) -> Any:
 
 
 def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
-    """Read a folder's configuration and build LMDeploy's model on ``meta``. engine: from ``engine_config``.
+    """Read a folder's configuration, and build LMDeploy's model on ``meta``.
 
-    Raises UnsupportedFeatureError and LMDeploy's own errors.
+    engine: the result of ``engine_config``. Raises UnsupportedFeatureError and LMDeploy's own errors.
     """
     from lmdeploy.pytorch.config import ModelConfig
     from lmdeploy.pytorch.devices import DeviceContext, get_device_manager
@@ -156,7 +156,7 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
 
 
 def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
-    """Return the size in bytes of one KV cache block, summed over all layers, from LMDeploy's own plan."""
+    """Return the size in bytes of one KV cache block, summed over all layers. LMDeploy itself computes it."""
     from lmdeploy.pytorch.engine.cache_engine.collector import collect_block_cache_requests
     from lmdeploy.pytorch.engine.cache_engine.plan import build_block_cache_plan
 
@@ -165,9 +165,11 @@ def _block_bytes(config: Any, cache: Any, module: torch.nn.Module) -> int:
 
 
 def kv_blocks(built: Built, free: int) -> tuple[int, int]:
-    """Return (KV cache blocks, tokens of a prefill): the numbers that an engine chooses for ``free`` bytes of memory.
+    """Return (KV cache blocks, tokens of a prefill) that an engine would choose with ``free`` bytes of memory.
 
-    LMDeploy's own planner chooses, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit.
+    LMDeploy's own planner chooses them, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit
+    into
+    the memory.
     """
     from lmdeploy.pytorch.engine.executor import base
 

@@ -1,1 +1,1 @@
-"""Patches for a model that runs in several processes (ranks): how ranks start, sum tensors, communicate and end."""
+"""Patches for a model that runs in several processes, its ranks: how ranks start, sum tensors, communicate and end."""

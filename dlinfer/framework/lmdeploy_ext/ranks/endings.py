@@ -1,7 +1,8 @@
-"""Ends all processes of a model if one of them ends. The error names this process and the reason.
+"""Ends all processes of a model if one of them ends. The error names the ended process and the reason.
 
-LMDeploy's executor does not watch its processes. If a rank is killed (because memory runs out) or fails, the other
-ranks wait forever for its part of a sum, and the engine waits for its answer. If the engine is killed, all ranks stay.
+LMDeploy's executor does not watch its ranks. If a rank fails, or is killed because memory runs out, the other ranks
+wait forever for its part of a sum, and the engine waits forever for its answer. If the engine is killed, all ranks keep
+running.
 """
 
 import asyncio
@@ -34,9 +35,9 @@ _WAITS = "waits forever once a rank's process has ended"
 
 
 class Watch:
-    """A thread that waits until one process of an executor ends, and then kills the others.
+    """A thread that waits until one rank of an executor ends, and then kills the other ranks.
 
-    error: the RankEndedError, once a process has ended before ``close`` was called; else None.
+    error: the RankEndedError once a rank has ended before ``close`` was called; else None.
     """
 
     def __init__(self, executor: Any) -> None:
@@ -46,16 +47,16 @@ class Watch:
         threading.Thread(target=self._run, name="dlinfer_watch", daemon=True).start()
 
     def close(self) -> None:
-        """Do nothing if processes end from now on."""
+        """Do nothing when a rank ends from now on."""
         self._closed = True
 
     def check(self) -> None:
-        """Raise the error, if there is one."""
+        """Raise the error if a rank has ended."""
         if self.error is not None:
             raise self.error.again()
 
     async def wait(self) -> None:
-        """Wait until a process has ended."""
+        """Wait until a rank has ended."""
         ended = asyncio.Event()
         self._waiting.append((asyncio.get_running_loop(), ended))
         while self.error is None:
@@ -192,13 +193,16 @@ def _end_on_failure(task: asyncio.Task[None]) -> None:
 
 
 def _end(error: BaseException) -> None:
-    """Log an error and end this process. The engine's Watch then ends the other ranks."""
+    """Log an error and end this rank's process. The Watch in the engine's process then ends the other ranks."""
     logger.error("%s failed", multiprocessing.current_process().name, exc_info=error)
     os._exit(1)
 
 
 def _end_with_engine() -> None:
-    """Wait until the engine's process has ended, then end this process. Its main thread may wait for a rank in C++."""
+    """Wait until the engine's process has ended, then end this rank's process at once.
+
+    An orderly end is not possible, because the main thread may be waiting for another rank in C++.
+    """
     engine = multiprocessing.parent_process()
     if engine is not None:
         engine.join()

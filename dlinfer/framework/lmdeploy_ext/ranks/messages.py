@@ -1,4 +1,4 @@
-"""Notifies ranks of messages only by semaphores, which a killed process does not leave locked.
+"""Notifies ranks of messages by semaphores alone, because a killed process does not leave a semaphore locked.
 
 LMDeploy's MPExecutor and its ranks wait for each other by conditions and a barrier. If a process is killed while it
 waits for an event, the next process that sets the event waits forever for the dead process to wake up.
@@ -22,11 +22,13 @@ _patched = {"when": activation.is_on, "for_feature": ranks.FEATURE}
 
 @replaces(f"{_NOTIFIER}.__init__", why=_WHY, **_patched)
 def _init(original: Original, self: Any, num_receiver: int, mp_ctx: Any) -> None:
-    """Create the semaphores.
+    """Create the semaphores and set the other attributes of a Notifier.
 
-    sent: for each receiver, counts the messages that it has not read. free: for each receiver, counts the messages that
-    may be sent before it has to read one. receiver: this process's index among the receivers. check: a function that
-    raises if waiting has become useless; None if there is no such function.
+    sent: one semaphore for each receiver. It counts the messages that the receiver has not read.
+    free: one semaphore for each receiver. It counts the messages that may be sent before the receiver has to read one.
+    receiver: the index of this process among the receivers.
+    is_closed: whether waiting is to end, because ``close`` was called.
+    check: a function that raises an error if waiting has become useless, or None.
     """
     from lmdeploy.pytorch.engine.executor.mp_executor import NUM_SHARED_BLOCK
 

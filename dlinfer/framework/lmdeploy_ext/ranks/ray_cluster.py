@@ -1,8 +1,8 @@
 """Starts a model's ranks on the nodes of a Ray cluster, for devices that use the host's CPUs and memory.
 
-LMDeploy's RayExecutor supports only cards. It requests them from Ray, packs ranks on as few nodes as possible, and does
-not pass dlinfer's settings to the ranks. Here each rank requests one CPU, ranks are spread over the nodes, and they get
-the settings.
+LMDeploy's RayExecutor supports only cards. It requests cards from Ray, packs ranks on as few nodes as possible, and
+does not pass dlinfer's settings to the ranks. Here each rank requests one CPU, the ranks are spread over the nodes, and
+each rank gets dlinfer's settings.
 """
 
 import os
@@ -23,7 +23,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def is_served(device_type: str) -> bool:
-    """Return whether Ray can start ranks on a device_type."""
+    """Return whether the ranks of a device type can be started by Ray."""
     return devices.shares_host(device_type)
 
 

@@ -1,7 +1,7 @@
 """Makes LMDeploy sum over ranks with ``dlinfer.ops.all_reduce``, which graphs and vendors support.
 
-LMDeploy calls torch.distributed. Dynamo captures such a call as three ops: it copies the tensor, sums the copies, and
-copies the sum back.
+LMDeploy itself calls torch.distributed. Dynamo captures this call as three ops, two of them copies: it copies the
+tensor, sums the copies over the ranks, and copies the sum back.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ _ways: dict[int, str] = {}
 
 
 def place() -> str:
-    """Return as text this process's rank, and how ranks sum. The text is a part of the key of compiled graphs."""
+    """Return a text that names this process's rank and how ranks sum. It is a part of a compiled graph's key."""
     from lmdeploy.pytorch.distributed import get_dist_manager
 
     context = get_dist_manager().current_context()
@@ -33,7 +33,7 @@ def place() -> str:
 
 
 class Communicator:
-    """Replaces methods of LMDeploy's DeviceCommunicator, which sums over one group of ranks."""
+    """Replaces methods of LMDeploy's DeviceCommunicator, which sums tensors over one group of ranks."""
 
     def __init__(self, **of_lmdeploy: Any) -> None:
         super().__init__(**of_lmdeploy)
@@ -42,18 +42,18 @@ class Communicator:
         _ways[self._number] = activation.device().connect(self._number)
 
     def all_reduce_(self, input: Tensor) -> None:
-        """Sum ``input`` over the ranks, in place."""
+        """Sum ``input`` over the ranks of the group, in place."""
         ops.all_reduce(input, self._number)
 
     def close(self) -> None:
-        """Free the vendor's resources and the number of the group. LMDeploy then destroys the group itself."""
+        """Free the vendor's resources for the group, and the group's number. LMDeploy destroys the group itself."""
         activation.device().disconnect(self._number)
         del _ways[self._number]
         groups.forget(self._number)
 
 
 def communicator(base: type, device_group: Any) -> Any:
-    """Return the communicator of a process group. base: LMDeploy's DeviceCommunicator."""
+    """Return the communicator of a process group. base: LMDeploy's class DeviceCommunicator, or a subclass."""
     return type(base.__name__, (Communicator, base), {})(device_group=device_group)
 
 

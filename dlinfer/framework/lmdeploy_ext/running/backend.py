@@ -1,4 +1,4 @@
-"""LMDeploy's layer backend on our devices: it chooses the implementation for each of LMDeploy's BuildSpecs."""
+"""Defines LMDeploy's layer backend for our devices. It chooses an implementation for each of LMDeploy's BuildSpecs."""
 
 import logging
 from collections.abc import Callable
@@ -56,7 +56,7 @@ _OURS = {
 
 
 class EagerRunner(GraphRunner):
-    """Runs a model eagerly."""
+    """Runs a model's forward eagerly."""
 
     def __call__(self, **kwargs: Any) -> Any:
         computing.begins()
@@ -64,7 +64,7 @@ class EagerRunner(GraphRunner):
 
 
 class OpsBackend(DlinferOpsBackend):
-    """LMDeploy's backend for our devices. Its layers call ``dlinfer.ops``."""
+    """LMDeploy's backend for our devices. The layers that it builds call ``dlinfer.ops``."""
 
     @staticmethod
     def get_name() -> str:
@@ -77,7 +77,7 @@ class OpsBackend(DlinferOpsBackend):
     def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
         """Return the implementation of the layer that a BuildSpec describes.
 
-        Raises UnsupportedFeatureError for an unsupported layer, before any weight is loaded.
+        Raises UnsupportedFeatureError if our devices have no implementation. No weight is loaded by then.
         """
         name = type(spec).__name__
         build = _OURS.get(name.removesuffix("BuildSpec"))
@@ -106,7 +106,7 @@ class OpsBackend(DlinferOpsBackend):
 
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
-        """Add attention metadata, MoE metadata and rotary lengths to a step's context, and return the context."""
+        """Add attention metadata, MoE metadata and new position ids to a step's StepContext, and return it."""
         step_context.attn_metadata = attention.step_metadata(step_context)
         step_context.position_ids = rope_lengths.of_step(step_context)
         distribution = get_dist_manager().current_context()
@@ -125,7 +125,7 @@ class OpsBackend(DlinferOpsBackend):
         backend_config: Any,
         device: torch.device,
     ) -> Any:
-        """Return the model's runner: eager with ``eager_mode=True``, else one that runs graphs."""
+        """Return the runner of a model: an EagerRunner if ``eager_mode=True``, else a runner for graphs."""
         kv_quantisation.check_model(model_config, cache_config)
         windows.apply(model, model_config.llm_config or model_config.hf_config)
         runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
@@ -133,26 +133,28 @@ class OpsBackend(DlinferOpsBackend):
 
     @classmethod
     def build_communicator(cls, cpu_group: Any, device_group: Any, dist_config: Any) -> Any:
-        """Return what adds up tensors over one group of ranks."""
+        """Return the communicator that sums tensors over one group of ranks."""
         base = super().build_communicator(cpu_group, device_group, dist_config)
         return sums.communicator(type(base), device_group)
 
     @staticmethod
     def support_ray() -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]  LMDeploy's returns the literal False
-        """Return whether Ray may start ranks on this device."""
+        """Return whether Ray may start ranks on the active device."""
         return ray_cluster.is_served(OpsBackend.get_name())
 
     @staticmethod
     def ccl_backend() -> str:
-        """Return the name of torch.distributed's backend for processes that each have one device of the active type."""
+        """Return the name of the torch.distributed backend that connects devices of the active type."""
         return activation.device().communicator
 
 
 def _graph_runner(model: torch.nn.Module) -> Callable[..., Any]:
-    """Return the class of the model's runner.
+    """Return the class of the runner for graph mode.
 
-    It is the vendor's own runner; else CompiledRunner if there is a graph engine; else CaptureRunner if the device can
-    capture graphs; else EagerRunner.
+    - The vendor's own runner is used if the vendor has one.
+    - Else CompiledRunner is used if there is a graph engine.
+    - Else CaptureRunner is used if the device can capture graphs.
+    - Else EagerRunner is used, with a warning.
     """
     device = activation.device()
     own = device.graph_runner()

@@ -1,8 +1,9 @@
-"""Compute the identity of a model's stored graphs: a description of all that LMDeploy built the model from.
+"""Compute the identity of a model's stored graphs: a description of everything that LMDeploy built the model from.
 
-All fields of LMDeploy's configurations and build context are part of it, except those in ``LEFT_OUT``, which cannot
-change a graph. So a field that a later release adds is included: at worst a graph is compiled once more. A list of
-fields to include could miss such a field, and a wrong graph would run.
+A stored graph may be used only for the same identity. The identity contains all fields of LMDeploy's configurations and
+build context, except the fields in ``LEFT_OUT``, which cannot change a graph. A field that a later release adds is thus
+included. If it does not matter, a graph is compiled once too often. A list of fields to include would miss a new field,
+and a wrong graph could run.
 """
 
 import enum
@@ -67,10 +68,12 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 
 
 def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
-    """Return as text what a model's graphs depend on: code, configurations, and the weights' dtypes and sizes.
+    """Return a text with all that a model's graphs depend on: code, configurations, and the weights' dtypes and sizes.
 
-    contexts: name -> LMDeploy's object (build context, configurations of model, cache and backend). Weights are inputs
-    of the graphs, so another checkpoint with the same shapes runs the same graphs.
+    contexts: name -> LMDeploy's object (the build context, and the configurations of model, cache and backend). Values
+    of
+    weights are not included, because weights are inputs of the graphs. So checkpoints that differ only in values share
+    graphs.
     """
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     layers = {type(module) for module in model.modules()}
@@ -86,7 +89,7 @@ def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
 
 
 def _switches() -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of LMDeploy's environment settings that may change what a layer does."""
+    """Yield (name, value) of LMDeploy's environment settings that may change the result of a layer."""
     for name, value in sorted(vars(envs).items()):
         if name in LEFT_OUT["envs"] or name.startswith("_"):
             continue
@@ -95,7 +98,10 @@ def _switches() -> Iterator[tuple[str, Any]]:
 
 
 def _sources(modules: set[str]) -> str:
-    """Return a hash of the modules' source files, since remote code and custom module maps have no version."""
+    """Return a hash of the source files of ``modules``.
+
+    A version would not be enough, because remote code and custom module maps have none.
+    """
     files = sorted({getattr(sys.modules.get(name), "__file__", None) or "" for name in modules} - {""})
     return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
 
@@ -107,7 +113,7 @@ def _name(item: Any) -> str:
 class _Description:
     """Describes objects as lines of text. Objects with equal contents have equal lines, in any process.
 
-    modules: names of the modules that define the described classes and functions; filled while objects are described.
+    modules: names of the modules that define the classes and functions described so far.
     """
 
     def __init__(self) -> None:
@@ -115,7 +121,10 @@ class _Description:
         self._open: dict[int, str] = {}
 
     def lines(self, path: str, value: Any) -> Iterator[str]:
-        """Yield ``path = value`` for a plain value, and a line for each part of a composite value."""
+        """Yield one line ``path = value`` for a plain value, or lines for all parts of a composite value.
+
+        path: the value's name, such as ``model_config.dtype``.
+        """
         plain = _plain(value)
         if inspect.isroutine(value) or isinstance(value, type):
             self.modules.add(value.__module__)
@@ -174,7 +183,7 @@ def _content(value: torch.Tensor | numpy.ndarray) -> str:
 
 
 def _plain(value: Any) -> str | None:
-    """Return the text of a plain value; None for a composite value, a function or a class."""
+    """Return a plain value as text; None if the value is composite, a function or a class."""
     if isinstance(value, enum.Enum):
         return f"{_name(type(value))}.{value.name}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):

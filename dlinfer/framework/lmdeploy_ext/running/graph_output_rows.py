@@ -1,7 +1,7 @@
-"""Wrap a forward for graphs so that it returns only hidden states that are read, mostly those of a prompt's last token.
+"""Wraps a forward so that its graph returns only the hidden states that are read.
 
-The wrapper selects rows at the graph's end. ``passes/hoist_row_selection`` moves the selection before the matrix
-products of the last layer.
+These are mostly the hidden states of a prompt's last token. The wrapper selects their rows at the graph's end. The
+graph pass ``passes/hoist_row_selection`` then moves the selection before the matrix products of the last layer.
 """
 
 import functools
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 
 class ForwardOfKeptRows(nn.Module):
-    """Calls a model's forward, and returns only those rows of its hidden states that the step's metadata names."""
+    """Calls a model's forward, and returns only those rows of its hidden states that the step needs."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
-        """Take an LMDeploy model, or a callable that runs the forward of a model or of its language part."""
+        """Wrap an LMDeploy model, or a callable that runs the forward of a model or of its language part."""
         super().__init__()
         self.model = model
 
     @staticmethod
     def taken(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a step's keyword arguments that are not None; None if ``forward`` does not take one of them."""
+        """Return the keyword arguments of a step that are not None; or None if ``forward`` cannot take all of them."""
         present = {name: value for name, value in inputs.items() if value is not None}
         return present if present.keys() <= _names() else None
 
@@ -38,7 +38,7 @@ class ForwardOfKeptRows(nn.Module):
         target_hidden_states: Tensor | None = None,
         state_ids: Tensor | None = None,
     ) -> Any:
-        """Return the model's result. Its hidden states [1, N, H] are cut to the rows ``attn_metadata.kept_rows``."""
+        """Return the model's result, with its hidden states [1, N, H] cut to the rows ``attn_metadata.kept_rows``."""
         further = {
             "inputs_embeds": inputs_embeds,
             "mrope_position_ids": mrope_position_ids,
@@ -64,9 +64,10 @@ def _names() -> frozenset[str]:
 
 
 def kept_rows(metadata: Any, tokens: int, *, last_only: bool) -> Tensor:
-    """Return the indices of all tokens, int64 [tokens]; if ``last_only``, of each sequence's last: int64 [sequences].
+    """Return the indices of the tokens whose hidden states a step needs.
 
-    metadata: the step's StepMetadata. The result is on the device of its tensors.
+    They are int64 [sequences], the last token of each sequence, if ``last_only``; else int64 [tokens], all tokens.
+    metadata: the step's StepMetadata. The result is on the device of the metadata's tensors.
     """
     ends = metadata.cu_seqlens_q
     return ends[1:].long() - 1 if last_only else torch.arange(tokens, device=ends.device)

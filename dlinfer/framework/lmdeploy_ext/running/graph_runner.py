@@ -1,10 +1,11 @@
-"""Run LMDeploy's forward through the graph backend: one compiled call for prefill, one for decoding, one for logits.
+"""Run LMDeploy's forward through the graph backend, in phases: prefill, decoding and logits. Each is one compiled call.
 
-If a graph engine decodes as fast with the prefill graph, it gets one graph for both phases, to repack weights once.
+If a graph engine decodes with the prefill graph as fast as with a graph of its own, prefill and decoding share one
+graph, and weights are repacked only once.
 
 LMDeploy calls the runner with the same keyword arguments at each step. Steps differ in sizes, and in flags that tell
 the phases apart. Sizes are marked as dynamic before the capture, so that the compiler does not specialise on 1.
-LMDeploy's warm-up runs each phase once, so that every phase is compiled before the first request.
+LMDeploy's warm-up runs each phase once, so every phase is compiled before the first request.
 """
 
 import sys
@@ -58,7 +59,8 @@ _STEADY = (
 class PhaseCounts:
     """How one phase (prefill, decoding or logits) of an engine runs.
 
-    outcome: ``compiled``, ``loaded`` from the cache, or ``eager``, with the reason.
+    outcome: ``compiled``, ``loaded`` from the cache, or ``eager``. seconds: the time of compiling or loading.
+    reason: the reason for ``eager``, else empty.
     report: the compiled graph's report, as from ``dlinfer.explain``; None if the phase runs eagerly.
     """
 
@@ -71,7 +73,10 @@ class PhaseCounts:
 
 @dataclass
 class RunnerCounts:
-    """The phases of one engine, and the number of its model's forwards. Requests must not add a phase."""
+    """The phases of one engine, and the number of its model's forwards.
+
+    No phase should be added after the warm-up, because a request would then wait for the compiler.
+    """
 
     phases: list[PhaseCounts] = field(default_factory=list)
     steps: int = 0
@@ -89,7 +94,7 @@ class CompiledRunner(GraphRunner):
     """Runs a model's forward and its logits as compiled graphs.
 
     last_rows_only: whether a step with prompts returns only the hidden states of each sequence's last token, in the
-    order of the sequences. No effect if the forward has inputs that ForwardOfKeptRows does not take.
+    order of the sequences. It has no effect if ``ForwardOfKeptRows.forward`` lacks a parameter for one of the inputs.
     """
 
     last_rows_only = False
@@ -118,7 +123,7 @@ class CompiledRunner(GraphRunner):
             self._take_apart(self._parts)
 
     def _take_apart(self, own: parts.Parts) -> None:
-        """Let the language part and the vision part of a model run as separate graphs."""
+        """Make the language part and the vision part of a model run as separate graphs. own: describes both parts."""
         model: Any = self.model
         language = model.get_submodule(own.language)
         forward = language.forward
@@ -164,7 +169,10 @@ class CompiledRunner(GraphRunner):
     def _step(
         self, function: Callable[..., Any], kwargs: dict[str, Any], of_kept_rows: ForwardOfKeptRows
     ) -> Any:
-        """Run one forward, and return hidden states. of_kept_rows: replaces ``function`` if the step has prompts."""
+        """Run one forward, and return its hidden states.
+
+        function: runs the forward. of_kept_rows: is run instead of ``function`` if the step has prompts.
+        """
         metadata = kwargs["attn_metadata"]
         # Prefill through the cache serves prompts with and without a cached beginning: one graph, not two.
         metadata.is_prefill_no_cache = False
@@ -194,7 +202,10 @@ class CompiledRunner(GraphRunner):
         return result
 
     def _run(self, key: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Run a compiled call. Report that a step computes, unless the call did so itself when it last ran."""
+        """Run a compiled call, and signal that a step computes (``utils.computing``), unless the call does so itself.
+
+        key: the call's key in ``_calls``.
+        """
         if key in self._silent:
             computing.begins()
         before = computing.count()
@@ -216,7 +227,7 @@ class CompiledRunner(GraphRunner):
         return self._compile("logits", "logits", project, {"hidden_states": hidden_states})
 
     def reset(self) -> None:
-        """Let the compiled calls release the caches. LMDeploy calls this when it sleeps or ends."""
+        """Make the compiled calls release the caches. LMDeploy calls this when it sleeps or ends."""
         super().reset()
         for call in self._calls.values():
             if isinstance(call, BoundCall):
@@ -230,7 +241,11 @@ class CompiledRunner(GraphRunner):
         kwargs: dict[str, Any],
         same: Sequence[str] = (),
     ) -> Any:
-        """Compile ``function`` into ``_calls[key]``, and return its first result. same: names of constant arguments."""
+        """Compile ``function`` into ``_calls[key]``, and return the result of its first call.
+
+        kwargs: the arguments of that call. same: names of arguments that are the same at each call, besides
+        ``_STEADY``.
+        """
         start = time.perf_counter()
         there = sorted(name for name, value in kwargs.items() if value is not None)
         steady = [name for name in _STEADY if name.partition(".")[0] in kwargs] + list(same)
@@ -261,7 +276,7 @@ def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:
 
 
 def _mark_sizes(kwargs: dict[str, Any]) -> None:
-    """Tell Dynamo which sizes change from step to step, and which of them always equal each other."""
+    """Tell Dynamo which sizes of a step's inputs change from step to step, and which of these are always equal."""
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"

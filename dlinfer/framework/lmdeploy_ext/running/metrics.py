@@ -1,7 +1,7 @@
 """Adds dlinfer's own counters to the page /metrics of LMDeploy's server.
 
-The engine runs in another process than the server. So the counters are sent together with the scheduler's metrics,
-which the server requests every ten seconds.
+The engine runs in another process than the server, so the engine sends its counters together with the metrics of its
+scheduler. The server requests those every ten seconds.
 """
 
 from collections import Counter
@@ -17,9 +17,11 @@ from dlinfer.framework.patching import Original, replaces
 class EngineCounts:
     """The counts of one engine process.
 
-    fallbacks: (op, vendor that did not take the call) -> number of calls. phases: outcome -> number of compiled graphs.
-    late: number of phases that were compiled after the warm-up, while a request waited. steps: number of forwards in
-    graph mode. cache: outcome -> number of entries of the disk cache.
+    fallbacks: (op, vendor that did not take the call) -> number of calls.
+    phases: outcome (``compiled``, ``loaded`` or ``eager``) -> number of phases.
+    late: number of phases that were added after the warm-up, while a request waited.
+    steps: number of forwards in graph mode.
+    cache: outcome -> number of entries of the disk cache.
     """
 
     fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -35,7 +37,10 @@ _registered = False
 
 
 def collect() -> EngineCounts:
-    """Return the counts of this process. The server's start makes the first call, after the warm-up."""
+    """Return the counts of this process. Phases that are added after the first call count as late.
+
+    The server's start makes the first call, after the warm-up.
+    """
     from dlinfer.framework.lmdeploy_ext.running import graph_runner
     from dlinfer.graph.cache import disk
     from dlinfer.ops.core import fallback
@@ -94,7 +99,7 @@ def _register() -> None:
 
 
 def families(counts: EngineCounts) -> Iterator[Any]:
-    """Yield the counts as metric families of Prometheus."""
+    """Yield the counts as Prometheus metric families."""
     from prometheus_client.core import CounterMetricFamily
 
     calls = CounterMetricFamily(

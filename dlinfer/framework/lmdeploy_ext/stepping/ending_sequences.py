@@ -1,8 +1,8 @@
 """Find sequences that reach their length limit with the token that is being computed.
 
 LMDeploy prepares the next step while the current step computes, and so decodes an ending sequence once more. This
-wastes a row of the batch. If all sequences end, it wastes a whole step. The next prompt then waits for this step, or
-is prefilled beside it in small chunks.
+wastes a row of the batch, or a whole step if all sequences end. The next prompt then waits for this step, or is
+prefilled beside it in small chunks.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,19 @@ _NAME = "dlinfer_in_flight"
 
 
 def note(maker: Any, step: dict[str, Any] | None) -> None:
-    """Store the sequences of the step that was just prepared. step: the result of ``_make_forward_inputs``."""
+    """Store the sequences of the step that LMDeploy has just prepared. maker: LMDeploy's InputsMaker.
+
+    step: the result of ``_make_forward_inputs``.
+    """
     setattr(maker, _NAME, () if step is None else tuple(step.get("running") or ()))
 
 
 def decodes_on(maker: Any, is_ahead: bool) -> bool:
-    """Return whether a sequence of the running batch needs another step.
+    """Return whether a sequence of the running batch needs another decoding step.
 
-    is_ahead: whether the latest step still computes. It will then add a token to each of its sequences.
+    maker: LMDeploy's InputsMaker. is_ahead: whether the latest step still computes. That step will add a token to each
+    of
+    its sequences.
     """
     from lmdeploy.pytorch.messages import MessageStatus
 

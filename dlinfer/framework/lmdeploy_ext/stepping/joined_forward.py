@@ -1,8 +1,8 @@
 """Run a decoding step and the prefill step that follows it with one forward of the model.
 
 A step of LMDeploy consists of a forward, logits, sampling and bookkeeping. Here the two steps still run one after the
-other. Only their forwards and logits are joined: the first step computes the rows of both steps, and the second step
-takes its rows from that result.
+other, but they share one forward, and logits where possible. The first step computes the rows of both steps, and the
+second step takes its rows from that result.
 """
 
 import asyncio
@@ -25,9 +25,11 @@ Step = Callable[[], Awaitable[None]]
 
 
 async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
-    """Take the next step's arguments from the agent's queue, as its loop does. Return None after ``seconds``.
+    """Take the next step's arguments from the model agent's queue, as the agent's loop does.
 
-    Of several ranks the first one decides whether the step came in time, and the others do as it does.
+    The result is None if no step comes within ``seconds``. With several ranks, the first rank decides whether the step
+    came
+    in time, and the other ranks follow its decision.
     """
     context = agent.dist_ctx
     if context.dist_config.world_size == 1:
@@ -55,13 +57,16 @@ async def _next_step(agent: Any, seconds: float) -> dict[str, Any] | None:
 
 
 def received(agent: Any, step: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``step``, which comes from the agent's queue. Keep its host-to-device copies alive."""
+    """Return the arguments of ``step``, an item of the agent's queue. Keep its host-to-device copies alive."""
     agent._keep_h2d_transfer(step.pop("_h2d_transfer", None))
     return step
 
 
 def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Return whether a decoding step and the step after it can share a forward."""
+    """Return whether two steps can share a forward.
+
+    first: the arguments of a decoding step. second: the arguments of the step after it.
+    """
     prompts = second.get("inputs")
     if prompts is None or prompts.is_decoding or prompts.is_dummy:
         return False
@@ -74,7 +79,10 @@ def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any]) -> None:
-    """Run two steps with one forward. first: the decoding step. arguments: the arguments of ``second``."""
+    """Run two steps with one forward. first: the decoding step. second: the prefill step.
+
+    arguments: the arguments of ``second``.
+    """
     expect(agent, arguments)
     try:
         await first()
@@ -84,7 +92,10 @@ async def joined(agent: Any, first: Step, second: Step, arguments: dict[str, Any
 
 
 def expect(agent: Any, second: dict[str, Any]) -> None:
-    """Join the agent's next forward, which decodes, with the forward after it. second: the second step's arguments."""
+    """Make the agent's next two forwards share one computation. The first decodes, the second prefills.
+
+    second: the arguments of the second step.
+    """
     prompts = second["inputs"]
     has_all_logits = bool(second.get("return_logits") or second.get("return_ce_loss"))
     one_row_each = last_rows.are_enough(prompts, has_all_logits=has_all_logits)
@@ -92,10 +103,10 @@ def expect(agent: Any, second: dict[str, Any]) -> None:
 
 
 class _Joined:
-    """The state of a forward that two steps share.
+    """The state of a forward that a decoding step and a prefill step share.
 
-    prompts: ModelInputs of the second step. This step may still set their model_metas.
-    one_row_each: whether the second step needs only the logits of each prompt's last row.
+    prompts: ModelInputs of the prefill step. The prefill step may still set their ``model_metas``.
+    one_row_each: whether the prefill step needs only the logits of each prompt's last row.
     """
 
     def __init__(self, prompts: Any, agent: Any, one_row_each: bool) -> None:
@@ -105,10 +116,12 @@ class _Joined:
         self._is_first = True
 
     async def forward(self, original: Forward, inputs: Any) -> dict[str, Any]:
-        """Return the first step's output at the first call, and the second step's at the second call.
+        """Return the decoding step's output at the first call, and the prefill step's output at the second call.
 
-        inputs: ModelInputs of the decoding step, then of the prompts. original: LMDeploy's forward, which takes
-        ModelInputs.
+        The first call runs ``original`` for both steps, and the second call returns the stored output. If the steps
+        cannot
+        share a forward, each call runs ``original`` for its own step.
+        original: LMDeploy's forward, which takes ModelInputs. inputs: ModelInputs of the step that calls.
         """
         if not self._is_first:
             return await original(inputs) if self._second is None else self._second
@@ -128,9 +141,11 @@ class _Joined:
         return first
 
     def logits(self, original: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Return the first step's logits at the first call, and the second step's at the second call.
+        """Return the decoding step's logits at the first call, and the prefill step's logits at the second call.
 
-        original: a function from hidden states [1, rows, H] to logits [1, rows, V].
+        original: a function from hidden states [1, rows, H] to logits [1, rows, V]. hidden: the hidden states of the
+        step that
+        calls.
         """
         if self._second_logits is not None:
             return self._second_logits
@@ -144,10 +159,13 @@ class _Joined:
         return both[:, : hidden.shape[1]]
 
     def _kept_rows(self, decoding: Any) -> Tensor | None:
-        """Return the indices of decoding rows that still own their cache blocks; None if all do.
+        """Return the indices of decoding rows whose sequence still owns its cache blocks; None if all do.
 
-        A sequence that ended while its next step was prepared has lost its blocks, and a prompt may own them now. Both
-        rows would write to the same slots, in undefined order. The ended sequence's result is never read.
+        decoding: ModelInputs of the decoding step. A sequence that ended while this step was prepared has lost its
+        blocks, and
+        a prompt may own them now. The ended sequence's row and the prompt would write to the same slots, in undefined
+        order.
+        The row can be left out, because its result is never read.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
         return (~lost).nonzero()[:, 0] if lost.any() else None
@@ -171,7 +189,7 @@ _OF_THE_STEP = frozenset(
 
 
 def join(decoding: Any, prompts: Any) -> Any | None:
-    """Return ModelInputs of both steps, decoding rows first; None if some input cannot be joined by rows.
+    """Return one ModelInputs for both steps, decoding rows first; None if some input cannot be joined by rows.
 
     decoding: ModelInputs of [1, B] tokens of B sequences. prompts: ModelInputs of [1, N] tokens of other sequences.
     """
@@ -207,10 +225,11 @@ def join(decoding: Any, prompts: Any) -> Any | None:
 def split(
     output: dict[str, Any], decoding: Any, prompts: Any, kept: Tensor | None
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Split a joint output into the outputs of both steps; None if it has fields that cannot be split by rows.
+    """Split the output of a joint forward into the outputs of both steps; None if a field cannot be split by rows.
 
     decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed; None if all
-    were. Rows that were not computed get hidden states of 0.
+    were.
+    Decoding rows that were not computed get hidden states of 0.
     """
     if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:
         return None
@@ -242,7 +261,7 @@ def _rows_of(decoding: Any, kept: Tensor) -> Any:
 
 
 def _padded(first: Tensor, second: Tensor) -> Tensor:
-    """Concatenate two block tables by rows. Pad the narrower table with block 0; the padding is never read."""
+    """Concatenate two block tables by rows. The narrower one is padded with block 0, which is never read."""
     width = max(first.shape[1], second.shape[1])
     pad = torch.nn.functional.pad
     return torch.cat([pad(table, (0, width - table.shape[1])) for table in (first, second)])

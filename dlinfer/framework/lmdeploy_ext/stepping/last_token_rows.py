@@ -1,6 +1,7 @@
-"""Let a compiled forward return only the rows of last tokens, if its step needs only each sequence's next token.
+"""Make a compiled forward return only the rows of last tokens, if its step needs only each sequence's next token.
 
-LMDeploy itself selects these rows from a result, unless the result has just one row for each sequence.
+Without this, LMDeploy selects these rows from the result of the forward. It leaves a result with just one row for each
+sequence as it is.
 """
 
 import contextlib
@@ -13,7 +14,10 @@ from dlinfer.framework.patching import Original, replaces
 
 @contextlib.contextmanager
 def giving(agent: Any, last_only: bool) -> Iterator[None]:
-    """Within the context, let an agent's compiled model return all rows; if ``last_only``, only last tokens' rows."""
+    """In the ``with`` block, choose the rows that an agent's compiled model returns.
+
+    last_only: return only the rows of last tokens; otherwise return all rows.
+    """
     runner = agent.patched_model
     before = getattr(runner, "last_rows_only", None)
     if before is None:
@@ -27,10 +31,10 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 
 
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
-    """Return whether a step reads only the rows of last tokens.
+    """Return whether a step reads only the rows of each sequence's last token.
 
-    inputs: the step's ModelInputs. If the step scores its input, they name the rows to read. has_all_logits: whether
-    the step returns the logits or the loss of all tokens.
+    inputs: the step's ModelInputs. Their ``logits_indices`` name other rows if the step scores its input.
+    has_all_logits: whether the step returns the logits or the loss of all tokens.
     """
     return not has_all_logits and inputs.logits_indices is None
 

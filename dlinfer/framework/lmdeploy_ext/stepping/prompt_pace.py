@@ -1,7 +1,8 @@
-"""Measures how fast an engine prefills, and computes from it how many prompt tokens its next step may have.
+"""Measures how fast an engine prefills, and computes from it how many prompt tokens the next step may have.
 
-A step that prefills delays every other request of the engine. How many tokens it can prefill in a given time depends on
-the model, the machine and what else runs there. So each step is timed, and the next step is sized by the measurement.
+A step that prefills delays every other request of the engine. The number of tokens that it can prefill in a given time
+depends on the model, the machine and other processes. So each step is timed, and the measurements set the size of the
+next step.
 """
 
 import time
@@ -22,14 +23,14 @@ _NAME = "dlinfer_prompt_pace"
 
 
 class PromptPace:
-    """The pace of one engine: prompt tokens per second, and the seconds of a step that only decodes."""
+    """The pace of one engine: prompt tokens per second, and seconds of a step that only decodes."""
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_KEPT)
         self._decoding: deque[float] = deque(maxlen=_KEPT)
 
     def note(self, seconds: float, prompt_tokens: int, *, decodes: bool) -> None:
-        """Record a step. prompt_tokens: how many it prefilled. decodes: whether it also decoded."""
+        """Record a step. prompt_tokens: the number of tokens that it prefilled. decodes: whether it also decoded."""
         if prompt_tokens == 0:
             self._decoding.append(seconds)
             return
@@ -37,7 +38,7 @@ class PromptPace:
         self._rates.append(prompt_tokens / max(of_prompts, seconds / 4))
 
     def tokens(self, seconds: float, *, decodes: bool) -> int:
-        """Return how many prompt tokens a step can prefill in ``seconds``. decodes: whether it also decodes."""
+        """Return how many prompt tokens a step can prefill in ``seconds``. decodes: whether the step decodes too."""
         if not self._rates:
             return FIRST
         left = seconds - (min(self._decoding, default=0.0) if decodes else 0.0)
@@ -45,7 +46,7 @@ class PromptPace:
 
 
 def of(agent: Any) -> PromptPace:
-    """Return a model agent's PromptPace. The first call creates it."""
+    """Return the PromptPace of a model agent, which the first call creates."""
     pace = getattr(agent, _NAME, None)
     if pace is None:
         pace = PromptPace()
@@ -54,7 +55,10 @@ def of(agent: Any) -> PromptPace:
 
 
 def timed(agent: Any, step: Step, inputs: Any, *, decodes: bool) -> Step:
-    """Return a step that also records its time. inputs: the ModelInputs of its prompts; None if it only decodes."""
+    """Return a step that also records its own time. inputs: ModelInputs of the step's prompts; None if it only decodes.
+
+    decodes: whether the step decodes too.
+    """
     if inputs is not None and inputs.is_dummy:
         return step
     tokens = 0 if inputs is None or inputs.is_decoding else inputs.input_ids.numel()

@@ -1,9 +1,9 @@
 """Prefill waiting prompts in small chunks while other requests decode, one chunk after each decoding step.
 
-LMDeploy prefills all waiting prompts before it goes on decoding, thousands of tokens in a step. This takes milliseconds
-on a GPU and seconds on a host, and all streams wait meanwhile. Here decoding steps and chunks of prompts alternate.
-On a host both share a forward (joined_forward.py). Decoding then costs next to nothing, since a
-matrix product reads the weights once for all rows.
+LMDeploy prefills all waiting prompts before it continues decoding, with thousands of tokens in a step. All streams wait
+meanwhile, for milliseconds on a GPU and for seconds on a host. Here decoding steps and chunks of prompts alternate.
+On a host, a decoding step and the chunk after it share a forward (joined_forward.py). Decoding then costs next to
+nothing, because a matrix product reads the weights once for all rows.
 """
 
 from typing import Any
@@ -23,8 +23,9 @@ RANKS_BESIDE = 256
 
 
 def _takes_turns(maker: Any, is_ahead: bool) -> bool:
-    """Return whether decoding and chunks of prompts alternate: a sequence decodes on, and prompts may be divided.
+    """Return whether decoding steps and chunks of prompts are to alternate.
 
+    That is the case if a sequence needs further decoding steps, and prompts may be divided into chunks.
     maker: LMDeploy's InputsMaker. is_ahead: whether the previous step is still being computed.
     """
     if activation.device().seconds_beside_decoding is None or rope_lengths.governs(maker):
@@ -33,7 +34,7 @@ def _takes_turns(maker: Any, is_ahead: bool) -> bool:
 
 
 def _prompt_limit(maker: Any, is_ahead: bool) -> int | None:
-    """Return the most prompt tokens for the next step; None for LMDeploy's own limit.
+    """Return the most prompt tokens of the next step; None for LMDeploy's own limit.
 
     maker: LMDeploy's InputsMaker. is_ahead: whether the previous step is still being computed.
     """
@@ -48,9 +49,10 @@ def _prompt_limit(maker: Any, is_ahead: bool) -> int | None:
 
 
 def _set_limits(maker: Any, limit: int | None) -> None:
-    """Set the limit of prompt tokens for the scheduler and for chunks of a long prompt; None for LMDeploy's own limit.
+    """Set the most prompt tokens of a step, for the scheduler and for chunks of a long prompt.
 
-    Call it between two forwards.
+    maker: LMDeploy's InputsMaker. limit: the number of tokens; None for LMDeploy's own limit. Call this between two
+    forwards.
     """
     most = maker.config.max_prefill_token_num
     tokens = most if limit is None else min(most, limit)
@@ -65,7 +67,10 @@ def _set_limits(maker: Any, limit: int | None) -> None:
 
 
 def _has_prompts(maker: Any) -> bool:
-    """Return whether a prompt can be prefilled now: one has chunks left, or the batch has room for a waiting one."""
+    """Return whether a prompt can be prefilled now.
+
+    That is the case if a long prompt has chunks left, or if prompts wait and the batch has room.
+    """
     if maker.long_context_chunker.enabled():
         return True
     return maker.scheduler.has_waiting() and len(maker.running_seqs) < maker.config.max_batches
@@ -112,9 +117,9 @@ def _make_forward_inputs(
 
 
 def _would_decode_in_vain(maker: Any) -> bool:
-    """Return whether all running sequences reach their length limit in the current step, so that none needs more.
+    """Return whether another decoding step would be wasted, because all running sequences end with the current step.
 
-    If a sequence goes on after all, the step that is prepared after the current one decodes it.
+    They end if they reach their length limit. If a sequence continues after all, a later step decodes it.
     """
     if not maker.running_seqs or last_tokens.decodes_on(maker, is_ahead=True):
         return False
@@ -123,7 +128,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Return whether LMDeploy's engine runs the model in its own process, where steps are timed."""
+    """Return whether LMDeploy's engine runs the model in its own process. Only there steps are timed."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

@@ -1,8 +1,8 @@
-"""Run the model's steps on a separate thread, so that the engine's event loop goes on during a step.
+"""Run the model's steps on a separate thread, so that the engine's event loop continues during a step.
 
-LMDeploy's loop is written for asynchronous devices: during a step it prepares the next inputs and hands out results. On
-the host a call returns only when its step is done. A prefill of a few thousand tokens takes seconds. Without the
-thread, nothing would be streamed, admitted or answered meanwhile.
+LMDeploy's loop is written for asynchronous devices: while the device computes a step, the loop prepares the next inputs
+and hands out results. On a host, a forward returns only when it is computed, and a prefill of a few thousand tokens
+takes seconds. Without the thread, the engine would stream, admit and answer nothing meanwhile.
 """
 
 import asyncio
@@ -35,14 +35,16 @@ _NAME = "dlinfer_steps"
 
 
 class StepThread:
-    """Runs the steps of one model agent one after the other, on a thread that has an event loop for these coroutines.
+    """Runs the steps of one model agent one after the other, on a thread with its own event loop for these coroutines.
 
     idle: a lock that is held while a step runs. Code that changes weights or caches takes this lock first.
     era: a number that grows whenever weights or caches are released. A step of an earlier era never runs.
 
-    A step's outputs go to the engine's loop once the next step computes. The loop needs a millisecond or two of Python
-    for them, which would otherwise delay the next step. For the same reason the thread itself starts a step that is
-    ready, and does not wait until the loop wakes up for it.
+    The engine's loop gets the outputs of a step once the next step computes. The loop needs a millisecond or two of
+    Python
+    for them, which would otherwise delay the next step. For the same reason the thread itself starts the next step if
+    it is
+    ready, instead of waiting until the loop wakes up.
     """
 
     def __init__(self) -> None:
@@ -58,10 +60,10 @@ class StepThread:
     async def run(
         self, step: Step, following: Callable[[], Step | None] = lambda: None, era: int | None = None
     ) -> None:
-        """Run a step and the steps that are ready after it. Wait for them without blocking the caller's loop.
+        """Run a step, then each step that ``following`` returns. Wait for them without blocking the caller's loop.
 
         following: a function that returns the next step, or None if none is ready. The thread calls it after each step.
-        era: the era when the step was taken from the queue; None for the current era.
+        era: the value of the attribute ``era`` when ``step`` was taken from the queue; None for the current value.
         """
         run = functools.partial(self._run, step, following, self.era if era is None else era)
         self._host = asyncio.get_running_loop()
@@ -92,17 +94,20 @@ class StepThread:
             self._host.call_soon_threadsafe(self.take_outputs)
 
     def _take_unless_running(self) -> None:
-        """Take outputs unless a step runs. Runs in the loop, which by now has started the next step if there is one."""
+        """Hand out the outputs unless a step runs.
+
+        This runs in the engine's loop. If another step is ready, the loop has already started it by then.
+        """
         if not self._running:
             self.take_outputs()
 
     def take_outputs(self) -> None:
-        """Make the calls that ``hand_over`` has stored. Runs in the engine's loop."""
+        """Run the calls that ``hand_over`` has stored. This runs in the engine's loop."""
         while self._outputs:
             self._outputs.popleft()()
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Let the engine's loop make ``call``, since only the thread of this loop may use its asyncio queues."""
+        """Make the engine's loop run ``call``, because only the loop's own thread may use the loop's asyncio queues."""
         if self._host is None or asyncio.get_running_loop() is self._host:
             self.take_outputs()  # the earlier outputs come first
             call()
@@ -110,24 +115,27 @@ class StepThread:
             self._outputs.append(call)
 
     def end_era(self) -> None:
-        """Drop the outputs, and steps that were taken but have not run. The caller holds the lock ``idle``."""
+        """Drop all outputs, and all steps that were taken from the queue but have not run.
+
+        The caller holds the lock ``idle``.
+        """
         self.era += 1
         self._outputs.clear()
 
     def computed_seconds(self) -> int:
-        """Return the CPU time of the steps' thread in whole seconds; 0 before its first step."""
+        """Return the CPU time that the steps' thread has used, in whole seconds; 0 before its first step."""
         if self._clock is None:
             return 0
         return int(time.clock_gettime(self._clock))
 
     def close(self) -> None:
-        """Wait for the running step, and end the thread."""
+        """Wait for the running step, then end the thread."""
         self._pool.shutdown()
         self._steps.close()
 
 
 def _steps_of(agent: Any) -> StepThread | None:
-    """Return an agent's StepThread, which its first step creates; None if the device is asynchronous."""
+    """Return the StepThread of an agent, which the first call creates; None if the device is asynchronous."""
     if not activation.is_synchronous():
         return None
     steps = getattr(agent, _NAME, None)
@@ -167,10 +175,10 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> Step | None:
-    """Take a step from the agent's queue and return it; None if there is none. Runs on the steps' thread.
+    """Take a step from the agent's queue and return it; None if there is none. This runs on the steps' thread.
 
-    The loop also reads this queue, but not now, since it waits for the thread. held: a list that gets the step instead
-    if the loop has to start it, because the step will share its forward with another one.
+    The engine's loop reads the same queue, but not now, because it waits for this thread. A step that is to share its
+    forward with the step after it must be started by the loop. Such a step is appended to ``held`` instead.
     """
     with contextlib.suppress(asyncio.QueueEmpty):
         ready = joined_forward.received(agent, agent._in_que.get_nowait())
@@ -237,7 +245,7 @@ def _release(original: Original, self: Any) -> None:
     essential=False,
 )
 def _health(original: Original, self: Any) -> dict[str, Any]:
-    """Count each second that a step computes as progress of the scheduler. A step that hangs makes no progress."""
+    """Count each second of computation as progress of the scheduler, but not the time of a step that hangs."""
     status = original(self)
     steps: StepThread | None = getattr(getattr(self.executor, "model_agent", None), _NAME, None)
     if steps is not None and status["schedule_metrics"] is not None:

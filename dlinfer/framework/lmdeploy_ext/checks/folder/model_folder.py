@@ -1,8 +1,8 @@
 """Refuses a broken or unsupported model folder before an engine starts. The error names the file and its fault.
 
-Without these checks LMDeploy fails late, and with errors of other libraries, such as "Repo id must be in the form ..."
-or "Unknown weight type". It finds a truncated file only after it has loaded all files before. The checks read
-configurations and headers, but no weights.
+Without these checks LMDeploy fails late, with an error of another library, such as "Repo id must be in the form ..."
+or "Unknown weight type". It notices a truncated file only after it has loaded the files before that file. The checks
+read configurations and the headers of weight files, but no weights.
 """
 
 import os
@@ -30,10 +30,10 @@ _SAID_APART = ("quantize_config.json", "quant_config.json")
 
 
 def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
-    """Raise ModelFolderError for an incomplete folder, and UnsupportedFeatureError for an unsupported model.
+    """Raise ModelFolderError for a broken or incomplete folder, and UnsupportedFeatureError for an unsupported model.
 
     A complete folder has a configuration of a known architecture, a vocabulary and untruncated weight files.
-    trust_remote_code: whether the engine may run code in the folder. This check itself runs none.
+    trust_remote_code: whether the engine may run Python code from the folder. This check itself runs none.
     """
     try:
         if not folder.is_dir():
@@ -74,8 +74,8 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
     """Refuse a configuration if LMDeploy has no model class for its architecture.
 
-    LMDeploy looks the class up by ``auto_map`` if present, else by ``architectures``. A configuration with neither at
-    the top level is not refused here, because a nested configuration may name the architecture.
+    LMDeploy reads the architecture from ``auto_map`` if present, else from ``architectures``. If the top level of the
+    configuration has neither, this check accepts it, because a nested configuration may name the architecture.
     """
     from lmdeploy.pytorch.models.module_map import MODULE_MAP
     from lmdeploy.pytorch.models.patch import CUSTOM_MODULE_MAP
@@ -92,7 +92,7 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse a ``dtype`` that is no floating-point dtype. transformers would take any attribute of torch."""
+    """Refuse a ``dtype`` that is not a floating-point dtype. transformers would accept any attribute name of torch."""
     parts = (config, *(value for value in config.values() if isinstance(value, dict)))
     for key, name in ((key, part.get(key)) for part in parts for key in ("dtype", "torch_dtype")):
         dtype = getattr(torch, name, None) if isinstance(name, str) and name else None
@@ -120,7 +120,7 @@ def _check_fields(folder: Path, config: dict[str, Any]) -> None:
 def _check_tokenizer(folder: Path) -> None:
     """Refuse a folder without a vocabulary file. transformers 5 would silently create an empty tokenizer.
 
-    Tokenizers with remote code are not checked, as their vocabulary file may have any name.
+    The check accepts any tokenizer with remote code, because its vocabulary file may have any name.
     """
     if any(next(folder.glob(pattern), None) is not None for pattern in _VOCABULARIES):
         return
@@ -131,7 +131,10 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> set[str]:
-    """Return the names of all tensors. Raises ModelFolderError for missing, truncated or incomplete weight files."""
+    """Return the names of all tensors in the weight files.
+
+    Raises ModelFolderError if a file is missing or truncated, or lacks a tensor that the index places in it.
+    """
     file = model_files.index_or_file(folder)
     if file is None:
         names = ", ".join(model_files.NAMES)
@@ -147,7 +150,11 @@ def _check_weights(folder: Path) -> set[str]:
 
 
 def _check_weight_file(folder: Path, file: str, names: set[str]) -> set[str]:
-    """Return the names of a weight file's tensors. Raises ModelFolderError if the file lacks one of ``names``."""
+    """Return the names of the tensors in the weight file ``file``.
+
+    names: the tensors that the index places in this file; empty without an index. Raises ModelFolderError if the file
+    lacks one of them.
+    """
     if not (folder / file).is_file():
         raise unusable(folder, f"its index names {file}, which is missing", _COPY_AGAIN)
     try:
@@ -189,7 +196,7 @@ def _check_unquantised(folder: Path, names: set[str]) -> None:
 
 
 def looks_like_path(name: str) -> bool:
-    """Return whether a model name cannot be a hub id, so that it must be a path."""
+    """Return whether a model name must be a path, because it cannot be the id of a model on a hub."""
     return name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count("/") > 1
 
 

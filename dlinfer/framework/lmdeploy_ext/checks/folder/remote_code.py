@@ -1,8 +1,8 @@
-"""Refuses a model with a configuration class in remote code, if that code may not run or is missing.
+"""Refuses a model whose configuration class is remote code, if that code may not run or is missing.
 
-Without ``trust_remote_code`` LMDeploy reads such a ``config.json`` into transformers' generic class. That works if the
-file holds every field that LMDeploy reads. But the generic class leaves a nested configuration as a dict, and LMDeploy
-fails with an AttributeError that names neither the file nor the option.
+Without ``trust_remote_code`` LMDeploy reads the ``config.json`` of this model into transformers' generic class. That
+works if the file holds every field that LMDeploy reads. But the generic class leaves a nested configuration as a dict.
+LMDeploy then fails with an AttributeError that names neither the file nor the option ``trust_remote_code``.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 def code_of(config: dict[str, Any]) -> str | None:
     """Return the file that defines the configuration's class; None if transformers itself has the class.
 
-    If the file is in another repository, the result begins with ``REPOSITORY--``.
+    If the file is in another repository on the hub, the result begins with the repository's name and ``--``.
     """
     from transformers import CONFIG_MAPPING
 
@@ -29,7 +29,10 @@ def code_of(config: dict[str, Any]) -> str | None:
 
 
 def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
-    """Raise ModelFolderError if the configuration needs code that is missing or may not run."""
+    """Raise ModelFolderError if the configuration's class is remote code that is missing or may not run.
+
+    config: the contents of config.json. trusted: whether remote code may run.
+    """
     code = code_of(config)
     if code is None:
         return
@@ -45,9 +48,10 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
 
 @contextmanager
 def explained(folder: Path, trusted: bool) -> Iterator[None]:
-    """Within the context, turn an AttributeError into a ModelFolderError, if the folder's configuration needs code.
+    """Replace an AttributeError in the ``with`` block by a ModelFolderError, if the configuration class is remote code.
 
-    If this code fails, LMDeploy hides the reason, and uses transformers' generic class instead.
+    trusted: whether this code may run. If the code fails, LMDeploy hides its error and continues with transformers'
+    generic class. The first field that this class lacks raises the AttributeError.
     """
     try:
         yield

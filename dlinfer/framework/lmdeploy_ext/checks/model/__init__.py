@@ -1,1 +1,1 @@
-"""Checks a model, and refuses classes and features that our devices do not serve."""
+"""Checks a model, and refuses model classes and features that our devices do not serve."""

@@ -1,9 +1,10 @@
 """Refuses LoRA adapters that LMDeploy would serve wrongly. Checks the adapter's folder first, later the built model.
 
-LMDeploy reads only target modules, rank and alpha from PEFT's configuration, and ignores other options. It allocates A
-and B for each layer with a target module, and never checks whether the adapter fills them. It also ignores that some
-model classes permute or split weights at load. So we serve adapters only on model classes that generated the same
-tokens as PEFT in a test. The checks read names and sizes of weights, not their values.
+LMDeploy has three faults here. It reads only target modules, rank and alpha from PEFT's configuration, and ignores
+all other options. It allocates A and B for each layer with a target module, and never checks whether the adapter has
+values for them. And it ignores that some model classes permute or split weights while loading. So we serve adapters
+only on model classes that generated the same tokens as PEFT in a test. The checks read names and sizes of weights, not
+their values.
 """
 
 import re
@@ -75,7 +76,12 @@ class Adapter:
         return AdapterFolderError(name=self.name, path=self.path, detail=detail, advice=advice)
 
     def targets(self) -> set[str]:
-        """Return the adapter's target_modules. Raises AdapterFolderError if it has options that LMDeploy ignores."""
+        """Return the adapter's target_modules.
+
+        Raises AdapterFolderError if its configuration has an option that LMDeploy ignores, or has an invalid rank,
+        alpha or
+        target_modules.
+        """
         config = self._config()
         for key, plain in _PLAIN.items():
             if key in config and config[key] not in plain:
@@ -93,9 +99,13 @@ class Adapter:
         return set(names)
 
     def sizes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return module path -> the sizes of A [rank, in] and B [out, rank] in the adapter's weights.
+        """Return module path -> (size of A, size of B) of the adapter's weights. A is [rank, in], B is [out, rank].
 
-        Raises AdapterFolderError for tensors that are not LoRA of linear layers, or do not have the configured rank.
+        Raises AdapterFolderError in these cases:
+
+        - A tensor is not a LoRA weight of a linear layer.
+        - A module lacks A or B.
+        - A or B does not have the configured rank.
         """
         rank = self._config().get("r")
         sides: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -117,9 +127,10 @@ class Adapter:
         return {module: (tensors["A"], tensors["B"]) for module, tensors in sides.items()}
 
     def check_fit(self, model: torch.nn.Module, modules: Mapping[str, tuple[int, int]]) -> None:
-        """Raise AdapterFolderError unless the adapter's weights fit exactly the model's target modules.
+        """Raise AdapterFolderError unless the adapter has weights for exactly ``modules``, and all in the right sizes.
 
-        modules: path in LMDeploy's model -> (in_features, out_features), from ``_modules``.
+        model: LMDeploy's model. modules: path in that model -> (in_features, out_features) of the target modules, from
+        ``_modules``.
         """
         stored = {_path(model, module): sizes for module, sizes in self.sizes().items()}
         for module, (a, b) in stored.items():
@@ -165,7 +176,8 @@ class Adapter:
 def check_folders(folders: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
-    folders: name -> folder or hub id. Adapters from a hub are not checked here, but after their download.
+    folders: adapter name -> folder or hub id. This function skips hub ids. ``check_asked`` checks them after the
+    download.
     """
     for adapter in starmap(Adapter, (folders or {}).items()):
         if Path(adapter.path).exists() or looks_like_path(str(adapter.path)):
@@ -174,9 +186,10 @@ def check_folders(folders: Mapping[str, str] | None) -> None:
 
 
 def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
-    """Raise UnsupportedFeatureError for a class not in ``SERVED``, AdapterFolderError if an adapter does not fit.
+    """Raise UnsupportedFeatureError unless the model's class is in ``SERVED``.
 
-    model: LMDeploy's, with or without weights. adapters: name -> folder.
+    Raises AdapterFolderError if an adapter's weights do not match the model's layers.
+    model: LMDeploy's model; its weights need not be loaded. adapters: adapter name -> folder.
     """
     served = type(model).__name__
     if served not in SERVED:
@@ -195,13 +208,16 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
 
 
 def _path(model: torch.nn.Module, module: str) -> str:
-    """Return a module's path in LMDeploy's model. module: the path in transformers' model."""
+    """Return a module's path in LMDeploy's model. module: its path in transformers' model, which adapter files use."""
     now, before = _NAMED.get(type(model).__name__, ("", ""))
     return before + module.removeprefix(now) if now and module.startswith(now) else module
 
 
 def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Return path in LMDeploy's model -> (in_features, out_features) for each module that ``target`` names."""
+    """Return path in LMDeploy's model -> (in_features, out_features), for each module that ``target`` names.
+
+    target: one of the adapter's target_modules. Raises AdapterFolderError if it names no module, or one without LoRA.
+    """
     from lmdeploy.pytorch.adapter.adapter import find_all_target
     from lmdeploy.pytorch.nn.linear.base import LinearBase
 
@@ -224,7 +240,10 @@ def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str,
 
 
 def check_asked(model: Any) -> None:
-    """Raise AdapterFolderError if one of the engine's adapters does not fit the model that is being built."""
+    """Raise an error if one of the engine's adapters cannot be served on ``model``, which LMDeploy is building.
+
+    Errors are those of ``check_folders`` and ``check_model``.
+    """
     if adapters := _asked.get():
         check_folders(adapters)  # adapters from a hub are downloaded by now
         check_model(model, adapters)

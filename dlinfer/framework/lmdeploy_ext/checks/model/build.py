@@ -1,4 +1,4 @@
-"""Checks a model's memory and adapters, after LMDeploy has built its layers and before weights load."""
+"""Checks a model's memory and adapters, after LMDeploy has built its layers and before it loads the weights."""
 
 from typing import Any
 
@@ -41,10 +41,10 @@ def build_patched_model(
 
 
 def _keep_padding_rows(model: torch.nn.Module) -> None:
-    """Prevent LMDeploy's embeddings from zeroing the padding token's row at load. transformers keeps that row.
+    """Prevent LMDeploy from zeroing the padding token's embedding row while weights load. transformers keeps that row.
 
-    The row matters if the output projection is tied, or if a prompt contains the padding token, which may also be the
-    EOS token.
+    The row matters if the output projection is tied to the embedding, or if a prompt contains the padding token. The
+    padding token may also be the EOS token.
     """
     from lmdeploy.pytorch.nn.embedding import ParallelEmbedding
 

@@ -1,4 +1,4 @@
-"""Refuses models that would generate other tokens than transformers. Reads their configuration, before weights load."""
+"""Refuses models that would generate other tokens than transformers. Reads their configuration before weights load."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Refuses values of configuration fields that LMDeploy's model class ignores, though transformers' class obeys them."""
+"""Refuses values of configuration fields that transformers' model class obeys, but LMDeploy's model class ignores."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,10 @@ _OWN_HEAD_DIM = ("mixtral", "phimoe")
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a field value of a text model that LMDeploy's class ignores."""
+    """Raise UnsupportedFeatureError if a field has a value that LMDeploy's model class ignores.
+
+    config: the text model's configuration.
+    """
     kind = getattr(config, "model_type", "")
     fields = {**_OTHER_ACTIVATIONS.get(kind, _ACTIVATION), **_FIELDS.get(kind, {})}
     for name, served in fields.items():

@@ -1,7 +1,7 @@
 """Refuses quantised checkpoints that are not served. Reads their ``quantization_config``.
 
-LMDeploy misreads variants that it does not know. It reads every FP8 model without static scales as one with blocks of
-128, and every AWQ model as one in the layout "gemm".
+LMDeploy misreads variants that it does not know. It assumes blocks of 128 for every FP8 model without static scales,
+and the layout "gemm" for every AWQ model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +47,8 @@ EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
 def check(names: Sequence[str], stored: Any, model: Mapping[str, Any], is_inside: bool = False) -> None:
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
-    names: the model's architectures. stored: its ``quantization_config``. model: its whole configuration.
-    is_inside: whether ``model`` is nested in another model's configuration.
+    names: the architectures of the model. stored: the ``quantization_config`` of the model. model: the whole
+    configuration that contains ``stored``. is_inside: whether ``model`` is nested in another model's configuration.
     """
     config = stored if isinstance(stored, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))

@@ -1,7 +1,7 @@
-"""Refuses speculative decoding with methods, targets and drafts other than those in ``PAIRS``.
+"""Refuses speculative decoding unless ``PAIRS`` lists its method, its target's architecture and its draft's class.
 
-We have compared the tokens of these pairs with those of the target alone. LMDeploy accepts other pairs, but fails with
-a KeyError, either after their weights are loaded or in a step.
+For these pairs of target and draft, a test showed the same tokens as the target generates alone. LMDeploy accepts other
+pairs too, but fails with a KeyError, either after the weights are loaded or in a step.
 """
 
 from typing import Any
@@ -22,7 +22,10 @@ _WITHOUT = "leave speculative_config out"
 
 
 def check_request(speculative: Any, engine: Any) -> None:
-    """Raise UnsupportedFeatureError if a SpeculativeConfig is not served with a PytorchEngineConfig."""
+    """Raise UnsupportedFeatureError if this SpeculativeConfig is not served together with this PytorchEngineConfig.
+
+    speculative: the SpeculativeConfig. engine: the PytorchEngineConfig.
+    """
     method = speculative.method
     if method not in PAIRS:
         advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
@@ -41,7 +44,10 @@ def check_request(speculative: Any, engine: Any) -> None:
 
 
 def check_target(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError unless we serve this target with ``method``. config: transformers', as stored."""
+    """Raise UnsupportedFeatureError unless ``method`` is served with this target.
+
+    config: the target's transformers configuration, before LMDeploy changes it.
+    """
     targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
     if name not in targets:
@@ -60,7 +66,10 @@ def check_target(config: Any, method: str) -> None:
 
 
 def check_draft(config: Any, method: str) -> None:
-    """Raise UnsupportedFeatureError unless we serve this draft with ``method``. config: transformers', as stored."""
+    """Raise UnsupportedFeatureError unless ``method`` is served with this draft.
+
+    config: the draft's transformers configuration, before LMDeploy changes it.
+    """
     name = (config.architectures or [""])[0]
     if method == "deepseek_mtp":
         if not getattr(config, "num_nextn_predict_layers", 0):

@@ -1,8 +1,10 @@
-"""Refuses LMDeploy's model classes that our devices do not serve. Reads ``config.json``, before anything loads.
+"""Refuses LMDeploy's model classes that our devices do not serve. Reads ``config.json`` before anything loads.
 
-Every other language model in LMDeploy's module map is served. A class that a later release adds is not refused here,
-but when it is built, if our ops cannot compute one of its layers. A vision-language model is served if its greedy
-tokens with images equal transformers', in eager and in graph mode.
+Language models: every class in LMDeploy's module map is served unless ``NOT_SERVED`` lists it. If a later release of
+LMDeploy adds a class, this check accepts it. Building the model then fails if our ops cannot compute one of its layers.
+
+Vision-language models: only the classes in ``SERVED_VISION`` are served. Their greedy tokens with images equal
+transformers', in eager and in graph mode.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +47,19 @@ SERVED_VISION = {
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
-    """Return a configuration's class names: from ``auto_map``, which LMDeploy reads first, then ``architectures``."""
+    """Return a configuration's class names: first the name in ``auto_map``, if any, then those in ``architectures``.
+
+    LMDeploy prefers the name in ``auto_map``.
+    """
     mapped = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
     return ([mapped.rpartition(".")[2]] if mapped else []) + list(config.get("architectures") or [])
 
 
 def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
-    """Raise UnsupportedFeatureError for a model that is not served. config: the contents of ``config.json``."""
+    """Raise UnsupportedFeatureError for a model that is not served.
+
+    config: the contents of ``config.json``. is_draft: whether the model drafts tokens for speculative decoding.
+    """
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
     if is_vision_language(config):
@@ -70,7 +78,10 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
-    """Return whether LMDeploy would load a vision-language model: if it has a ``vision_config`` or such a class."""
+    """Return whether LMDeploy would load a vision-language model.
+
+    That is the case if the configuration has a ``vision_config``, or if LMDeploy lists its class as vision-language.
+    """
     from lmdeploy.archs import check_vl_llm
 
     if config.get("vision_config"):
@@ -79,7 +90,10 @@ def is_vision_language(config: dict[str, Any]) -> bool:
 
 
 def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield (configuration, its ``quantization_config``) for the model and each nested language model, if quantised."""
+    """Yield (configuration, its ``quantization_config``) for each quantised part of a model.
+
+    The parts are the model itself and the language models nested in its configuration.
+    """
     for part in language_configs(config):
         quantisation_config = part.get("quantization_config") if isinstance(part, dict) else None
         if quantisation_config:
@@ -87,7 +101,10 @@ def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], An
 
 
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the language model's configuration in that of a served vision-language model; None for other models."""
+    """Return the nested configuration of a vision-language model's language model.
+
+    The result is None if LMDeploy's class is not in ``SERVED_VISION``, or if the configuration is not nested.
+    """
     for name in config.get("architectures") or []:
         inside = config.get(SERVED_VISION.get(name) or "")
         if isinstance(inside, dict):
@@ -96,10 +113,10 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
-    """Return why a vision-language model is not served; None if it is.
+    """Return a reason not to serve a vision-language model; None if it is served.
 
-    The reason is an empty text if we have never compared the model's tokens. names: the names of its classes. config:
-    the contents of config.json.
+    The reason is an empty text if the model's tokens were never compared with transformers'. names: the model's class
+    names. config: the contents of config.json.
     """
     if not any(name in SERVED_VISION for name in names):
         return ""

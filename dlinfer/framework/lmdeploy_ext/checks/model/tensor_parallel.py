@@ -21,7 +21,7 @@ _ADVICE = "use tp=1 with one server per socket (docs/guides/tensor_parallel.md)"
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for options that are not served with tp > 1. config: a PytorchEngineConfig."""
+    """Raise UnsupportedFeatureError if tp > 1 is not served with the other options. config: a PytorchEngineConfig."""
     if config.tp == 1:
         return
     device = config.device_type
@@ -64,7 +64,10 @@ def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> Non
 
 
 def _divides(config: dict[str, Any], unit: int) -> bool:
-    """Return whether ``unit`` divides the rows and columns of a dense model's linear layers."""
+    """Return whether ``unit`` divides the sizes along which tensor parallelism splits a dense model's linear layers.
+
+    unit: tp times the size of a quantisation group.
+    """
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     sizes = (config["intermediate_size"], heads * head, (config.get("num_key_value_heads") or heads) * head)

@@ -32,9 +32,10 @@ _NO_HEAD = "set tie_word_embeddings to true in config.json if the model ties the
 
 
 def note_copy(model: Any, build: Callable[..., Any], config: Any, context: Any) -> None:
-    """Attach to a model a function that builds it again on ``meta``, in the format of its files.
+    """Attach to ``model`` a function that builds the model again on torch's device ``meta``.
 
-    build: LMDeploy's ``build_patched_model``. config, context: the arguments of the call that built the model.
+    The copy has the format of the model's files, even if ``model`` packs weights while they load.
+    build: LMDeploy's ``build_patched_model``. config, context: the arguments that built ``model``.
     """
     from lmdeploy.pytorch.config import QuantizationConfig
     from lmdeploy.pytorch.devices import get_device_manager
@@ -78,9 +79,9 @@ def load_model_weights(
 
 
 def check(model: Any, folder: Path) -> None:
-    """Raise ModelFolderError unless all tensors in a folder fit the model and fill it.
+    """Raise ModelFolderError unless the tensors of a folder match the model's parameters and fill all of them.
 
-    model: prepared by ``note_copy``. Raises UnsupportedFeatureError if the checkpoint cannot be converted.
+    Raises UnsupportedFeatureError if the checkpoint cannot be converted. model: ``note_copy`` must have prepared it.
     """
     build = model.__dict__.pop(_COPIES)
     read: set[str] = set()  # patterns of names of the tensors whose values are read
@@ -104,10 +105,11 @@ def check(model: Any, folder: Path) -> None:
 
 
 def _patterns(name: str) -> tuple[str, str, str]:
-    """Return three patterns of tensor names to read if a loader needs values of ``name``, from narrow to wide.
+    """Return three patterns of tensor names, from narrow to wide. All three match ``name``.
 
     The first matches the same tensor in every layer, the second every tensor with the same last part, the third all
-    tensors.
+    tensors. If a loader needs the values of the tensor ``name``, ``check`` loads again with the next wider pattern, and
+    then reads all matching tensors with values.
     """
     return re.sub(r"\d+", "*", name), f"*.{name.rpartition('.')[2]}", "*"
 
@@ -119,7 +121,8 @@ _Gaps = list[tuple[str, Tensor, tuple[int, int]]]
 class _Load:
     """One load of a folder's files into a model on ``meta``.
 
-    read: name patterns of the tensors to read with values. name, shape: those of the tensor that is being loaded.
+    read: patterns of tensor names. Matching tensors are read with values, all others only with shapes.
+    The attributes ``name`` and ``shape`` are those of the tensor that is being loaded.
     """
 
     def __init__(self, folder: Path, model: Any, read: set[str]) -> None:
@@ -128,7 +131,7 @@ class _Load:
         self.written = Written(lambda: self.name)
 
     def run(self) -> None:
-        """Load every file as LMDeploy's loader does, then run the modules' hooks for loaded weights."""
+        """Load every file as LMDeploy's loader does, and call the methods that it calls on modules afterwards."""
         from lmdeploy.pytorch.weight_loader.model_weight_loader import ModelWeightLoader
 
         modules = self.model.named_modules()

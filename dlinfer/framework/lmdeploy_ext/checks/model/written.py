@@ -16,7 +16,7 @@ _MOST_RUNS = 1 << 16
 
 
 class Written(TorchDispatchMode):
-    """Records every write of an op to a storage while this mode is active.
+    """While this mode is active, it records which elements of a storage ops write.
 
     source: a function that returns the name of the checkpoint's tensor that is being loaded.
     """
@@ -30,7 +30,7 @@ class Written(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an op and record its writes. Raises ValueError if a copy broadcasts several elements."""
+        """Run an op and record its writes. Raises ValueError if ``copy_`` broadcasts a tensor of several elements."""
         named = kwargs or {}
         if func is torch.ops.aten.copy_.default and args[1].numel() not in (1, args[0].numel()):
             raise ValueError(f"shape {list(args[1].shape)} instead of {list(args[0].shape)}")
@@ -45,9 +45,9 @@ class Written(TorchDispatchMode):
         return func(*args, **named)
 
     def gap(self, parameter: Tensor) -> tuple[int, int] | None:
-        """Return (first, end) of the first run of elements that were never written; None if all were.
+        """Return (first, end) of the first run of elements that were never written; None if all were written.
 
-        parameter: contiguous.
+        parameter: a contiguous tensor. The result counts its elements from 0.
         """
         first = int(parameter.storage_offset())
         end = first + parameter.numel()
@@ -61,7 +61,7 @@ class Written(TorchDispatchMode):
         return (int(reached[gaps[0]] - first), int(starts[gaps[0]] - first)) if len(gaps) else None
 
     def sources(self, parameter: Tensor) -> list[str]:
-        """Return the names of the checkpoint's tensors that were written to a parameter's storage."""
+        """Return the names of the checkpoint's tensors that ops wrote to a parameter's storage."""
         return list(self._sources.get(_storage(parameter), ()))
 
 
@@ -76,7 +76,7 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 def _runs(view: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return (starts, ends) of a view's contiguous runs, as element offsets in its storage."""
+    """Return (starts, ends) of the contiguous runs of elements in a view, as element offsets in the view's storage."""
     starts, length = np.array([view.storage_offset()], dtype=np.int64), 1
     if view.numel() == 0:
         return starts[:0], starts[:0]

@@ -26,7 +26,10 @@ _SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for the first option that is not served. config: a PytorchEngineConfig."""
+    """Raise an error for the first option that is not served. config: a PytorchEngineConfig.
+
+    The error is UnsupportedFeatureError, or AdapterFolderError for an adapter.
+    """
     device = config.device_type
     for name, (served, advice) in _SERVED.items():
         value = getattr(config, name)

@@ -13,7 +13,7 @@ _SCALED_TOTAL = ("longrope", "su", "llama3", "mrope", "default")
 def positions(config: Any) -> int | None:
     """Return a text model's number of positions; None for no limit.
 
-    For rope types that scale positions, the number is ``factor`` times the original length, as in other engines.
+    If the rope type scales positions, the number is ``factor`` times the original length, as in other engines.
     """
     most = getattr(config, "max_position_embeddings", None)
     rope = rope_parameters.parameters(config)
@@ -28,7 +28,7 @@ def positions(config: Any) -> int | None:
 
 
 def check(model_path: str, session_len: int | None, trust_remote_code: bool) -> None:
-    """Raise UnsupportedFeatureError if session_len exceeds the positions of the model in folder ``model_path``."""
+    """Raise UnsupportedFeatureError if session_len exceeds the positions of the model in the folder ``model_path``."""
     if session_len is None:
         return
     from lmdeploy.hf_configs import config_from_pretrained
@@ -38,7 +38,10 @@ def check(model_path: str, session_len: int | None, trust_remote_code: bool) -> 
 
 
 def check_config(config: Any, session_len: int | None) -> None:
-    """Raise UnsupportedFeatureError if session_len exceeds a text model's positions. config: of the text model."""
+    """Raise UnsupportedFeatureError if session_len exceeds a text model's positions.
+
+    config: the text model's configuration.
+    """
     most = positions(config)
     if session_len is not None and most is not None and session_len > most:
         raise refuse(

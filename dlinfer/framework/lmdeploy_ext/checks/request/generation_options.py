@@ -1,9 +1,9 @@
 """Checks a request's generation options before any work is done. The error names the field.
 
-LMDeploy 0.18 asserts on invalid values of some fields, and silently replaces those of others by defaults. Other invalid
-values crash the engine's loop: ``min_new_tokens`` beyond 64 bits (``torch.tensor``), or a ``repetition_ngram_size``
-above the window. A ``GenerationConfig`` is checked when it is created, and again when a request arrives, since its
-fields may have changed.
+LMDeploy 0.18 asserts on invalid values of some fields, and silently replaces those of others by defaults. Two invalid
+values crash the engine's loop: ``min_new_tokens`` beyond 64 bits (in ``torch.tensor``), and a
+``repetition_ngram_size`` above LMDeploy's repetition window. A ``GenerationConfig`` is checked when it is created, and
+again when its request arrives, since its fields may have changed.
 """
 
 import math
@@ -25,7 +25,7 @@ _MOST_CHOICES = 128
 
 @dataclass(frozen=True)
 class _Number:
-    """Allows finite numbers in ``[low, high]``. whole: allows only integers. optional: allows None as well."""
+    """Allows finite numbers in ``[low, high]``. whole: allow only integers. optional: also allow None."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -50,7 +50,7 @@ class _Number:
 
 @dataclass(frozen=True)
 class _List:
-    """Allows None, and lists with items of one type. item: the type. word: the items' name in error texts."""
+    """Allows None, and lists whose items have one type. item: that type. word: a noun for the items in error texts."""
 
     item: type
     word: str
@@ -188,7 +188,10 @@ def validate_request(
 
 
 def _check_request(request: Any, server_context: Any) -> None:
-    """Refuse a request that would fail after the endpoint has opened a session, since that session would stay open."""
+    """Refuse a request whose options are invalid, before LMDeploy's endpoint opens a session for it.
+
+    The endpoint would refuse the options only after it has opened the session, and would never close the session.
+    """
     from lmdeploy.serve.openai.endpoints.common import build_serving_generation_config
     from lmdeploy.serve.openai.protocol import CompletionRequest
 
@@ -207,7 +210,10 @@ def _check_request(request: Any, server_context: Any) -> None:
 
 
 def _prompts(prompt: Any) -> list[Any]:
-    """Return the list of prompts in a request to /v1/completions; empty if ``prompt`` has a wrong type."""
+    """Return the list of prompts in a request to /v1/completions; empty if ``prompt`` has a wrong type.
+
+    prompt: the request's field, which may hold one prompt or a list of prompts.
+    """
     if isinstance(prompt, str) or _is_tokens(prompt):
         return [prompt]
     is_alike = all(isinstance(each, str) for each in prompt) or all(map(_is_tokens, prompt))

@@ -1,6 +1,7 @@
 """Answers a refused request with HTTP status 400, in the protocol of its endpoint, wherever the error is raised.
 
-LMDeploy's endpoints handle only errors that they expect. Any other error becomes status 500 without an explanation.
+LMDeploy's endpoints handle only errors that they expect. Without this module any other error becomes HTTP status 500
+without an explanation.
 """
 
 import functools
@@ -13,14 +14,14 @@ from dlinfer.framework.patching import Original, replaces
 
 
 def request_error(code: str, text: str) -> Any:
-    """Return LMDeploy's RequestError. code: the name of a member of LMDeploy's ErrorCode."""
+    """Return an instance of LMDeploy's RequestError. code: the name of a member of LMDeploy's ErrorCode."""
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
     return RequestError(getattr(ErrorCode, code), text)
 
 
 def shown(value: object) -> str:
-    """Return a value as one line for an error's text, cut at 80 characters."""
+    """Return a value's ``repr``, cut at 80 characters, for the text of an error."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

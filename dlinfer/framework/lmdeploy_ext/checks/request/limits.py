@@ -1,6 +1,7 @@
 """Limits the requests of LMDeploy's api_server: how many it holds at once, and how long each may take.
 
-LMDeploy queues any number of requests, and computes each to its end, even if the client no longer waits for it.
+Without limits LMDeploy queues any number of requests, and computes each request to its end, even if the client no
+longer waits for the answer.
 """
 
 import asyncio
@@ -35,14 +36,17 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Limits:
-    """Counts the requests that a server holds, and keeps the durations of its latest requests."""
+    """Applies the limits. It counts the requests that the server holds, and remembers how long the latest ones took."""
 
     def __init__(self) -> None:
         self._held = 0
         self._seconds: deque[float] = deque(maxlen=_KEPT)
 
     async def run(self, app: App, scope: Any, receive: Any, send: Any) -> None:
-        """Let an ASGI application answer a request within the limits. Otherwise answer with HTTP status 429 or 504."""
+        """Let an ASGI application answer a request within the limits. Otherwise answer with HTTP status 429 or 504.
+
+        app: the application. scope, receive, send: the arguments of an ASGI call.
+        """
         if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in ROUTES:
             await app(scope, receive, send)
             return
@@ -65,7 +69,7 @@ class Limits:
         await response(scope, receive, send)
 
     def _retry_after(self, most: int) -> int:
-        """Return the estimated seconds until one of the held requests ends. most: the limit of requests."""
+        """Return the estimated seconds until one of the held requests ends. most: the largest number of requests."""
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
         return min(max(1, math.ceil(mean / most)), _LONGEST_RETRY)
 
@@ -75,7 +79,10 @@ def _path(scope: Any) -> str:
 
 
 def _deadline(scope: Any) -> float | None:
-    """Return the most seconds that a request may take; None if there is no limit."""
+    """Return how many seconds a request may take at most; None if it has no limit.
+
+    scope: the request's ASGI scope, whose headers may hold the request's own limit.
+    """
     own = [_seconds(value) for name, value in scope["headers"] if name == HEADER]
     limits = [seconds for seconds in (settings.current().request_seconds, *own) if seconds is not None]
     return min(limits, default=None)
@@ -91,10 +98,12 @@ def _seconds(text: bytes) -> float | None:
 
 
 async def _within(seconds: float | None, app: App, scope: Any, receive: Any, send: Any) -> None:
-    """Run an application, and cancel it after ``seconds``; None means no limit.
+    """Run an ASGI application, and cancel it after ``seconds``; None means no limit.
 
-    The client then gets HTTP status 504, or an error as the last event of a stream. LMDeploy's endpoints treat a
-    cancellation as the normal end of an answer, so everything that they send after the cancellation is dropped.
+    After a cancellation the client gets HTTP status 504. If a stream has already started, its last event is an error
+    instead. LMDeploy's endpoints treat a cancellation as the normal end of an answer, so everything that they send
+    after
+    the cancellation is dropped.
     """
     started: dict[bytes, bytes] | None = None
 
@@ -124,7 +133,10 @@ async def _within(seconds: float | None, app: App, scope: Any, receive: Any, sen
 
 
 def _event(body: bytes) -> bytes:
-    """Return an error's JSON body as a stream's last event, in the form that OpenAI's or Anthropic's clients read."""
+    """Return the bytes of a stream's last event, which reports an error in OpenAI's or Anthropic's form.
+
+    body: the JSON body of the error response.
+    """
     error = json.loads(body)
     if error.get("type") == "error":
         return b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
@@ -132,7 +144,7 @@ def _event(body: bytes) -> bytes:
 
 
 def _error(scope: Any, code: str, status: int, text: str) -> Any:
-    """Return an error response in the protocol of the request's path. code: the name of an ErrorCode of LMDeploy's."""
+    """Return an error response in the protocol of the request's path. code: the name of an LMDeploy ErrorCode."""
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
     from lmdeploy.serve.utils.server_utils import protocol_error_response
 

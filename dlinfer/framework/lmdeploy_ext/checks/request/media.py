@@ -1,4 +1,4 @@
-"""Refuses videos, audio and time series in messages, and several images for models that take only one."""
+"""Refuses messages with videos, audio or time series, and several images for models that accept only one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,14 +22,14 @@ def _kinds(messages: Iterable[Any]) -> Iterator[Any]:
 
 
 def check_messages(messages: Iterable[Any]) -> None:
-    """Raise UnsupportedFeatureError for the first part of a message that is neither text nor an image."""
+    """Raise UnsupportedFeatureError if a part of a message is neither text nor an image."""
     for kind in _kinds(messages):
         if isinstance(kind, str) and kind not in ("text", *_IMAGES):
             raise refuse(f"{_KINDS.get(kind.removesuffix('_url'), repr(kind))} input", "send text and images")
 
 
 def check_one_image(messages: Iterable[Any], model: str) -> None:
-    """Raise UnsupportedFeatureError if the messages hold several images. model: the name of a one-image model."""
+    """Raise UnsupportedFeatureError if the messages hold several images. model: the model's name for the error."""
     if sum(kind in _IMAGES for kind in _kinds(messages)) > 1:
         raise refuse(f"more than one image in a conversation with {model}", "send one image")
 

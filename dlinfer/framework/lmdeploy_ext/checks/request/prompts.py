@@ -1,7 +1,8 @@
 """Refuses requests that would crash the engine's loop.
 
-LMDeploy 0.18 runs all requests in one loop. An exception in the loop ends the engine for every user, but the process
-goes on, and answers "engine unavailable". These requests raise such an exception on every device:
+LMDeploy 0.18 runs all requests in one loop. An exception in the loop ends the engine for all users, but the server
+process continues, and answers every request with "engine unavailable". These requests raise such an exception on every
+device:
 
 - a prompt without tokens, such as an empty text without BOS (``assert len(token_ids) > 0``);
 - a token id outside the vocabulary (embedding lookup);
@@ -26,7 +27,7 @@ _LARGE_LOGIT = 100.0
 
 
 def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
-    """Return why a prompt cannot be served; None if it can. vocab_size: None skips the check of token ids."""
+    """Return a reason to refuse a prompt; None if it can be served. vocab_size: None skips the check of token ids."""
     if len(token_ids) == 0:
         return "The prompt is empty: there is no token to continue from."
     if vocab_size is None:
@@ -38,7 +39,7 @@ def refusal(token_ids: Sequence[int], vocab_size: int | None) -> str | None:
 
 
 def cache_refusal(length: int, async_engine: Any) -> str | None:
-    """Return why a prompt of ``length`` tokens does not fit into the KV cache; None if it does."""
+    """Return a reason to refuse a prompt of ``length`` tokens that does not fit into the KV cache; None if it fits."""
     longest = getattr(async_engine.backend_config, kv_memory.SESSION_LIMIT, None)
     if longest is None or length <= longest:
         return None
@@ -50,11 +51,11 @@ def cache_refusal(length: int, async_engine: Any) -> str | None:
 
 
 def fit_sampling(param: Any, vocab_size: int, dtype: torch.dtype) -> None:
-    """Change a SamplingParam in place to values of equal meaning that fit the vocabulary and the logits' dtype.
+    """Change a SamplingParam in place to values that the model can sample with, without changing their meaning.
 
     This limits top_k and num_logprobs to the size of the vocabulary. It drops stop and bad token ids outside the
     vocabulary, since such tokens are never drawn. If the temperature is so close to 0 that logits would overflow,
-    sampling becomes greedy.
+    sampling becomes greedy. dtype: the dtype of the logits.
     """
     if 0 < param.temperature < _LARGE_LOGIT / torch.finfo(dtype).max:
         param.temperature, param.top_k = 1.0, 1
@@ -73,7 +74,7 @@ def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
 
 
 def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
-    """Return why a GenerationConfig cannot be served; None if it can."""
+    """Return a reason to refuse a GenerationConfig; None if it can be served."""
     if gen_config is None:
         return None
     try:

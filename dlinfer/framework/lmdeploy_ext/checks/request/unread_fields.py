@@ -1,7 +1,7 @@
-"""Refuses request fields that LMDeploy silently ignores, with HTTP status 400, unless their value is neutral.
+"""Refuses request fields that LMDeploy silently ignores, with HTTP status 400, unless they have a neutral value.
 
-Some of these fields LMDeploy 0.18 declares, but does not use. Others belong to OpenAI's, Anthropic's or vLLM's
-protocol, but are unknown to LMDeploy. Fields that affect no answer (``user``, ``metadata``, ``store``) are accepted.
+LMDeploy 0.18 declares some of these fields, but does not use them. It does not know the others, which belong to
+OpenAI's, Anthropic's or vLLM's protocol. Fields that affect no answer (``user``, ``metadata``, ``store``) are accepted.
 """
 
 from typing import Any
@@ -65,7 +65,10 @@ _NESTED = (("text", "verbosity", ["medium"]), ("reasoning", "effort", ["low", "m
 
 
 def check_fields(path: str, body: Any) -> None:
-    """Raise UnsupportedFeatureError for the first field of a request that the endpoint ``path`` would ignore."""
+    """Raise UnsupportedFeatureError for the first field of a request that LMDeploy would ignore.
+
+    path: the endpoint's path. body: the request's JSON body.
+    """
     if not isinstance(body, dict):
         return
     for field, neutral in UNREAD.get(path, {}).items():
@@ -136,4 +139,4 @@ def responses_request(original: Original, request: Any, server_context: Any) -> 
     essential=False,
 )
 def warn_ignored_request_fields(original: Original, request: Any) -> None:
-    """Log nothing: a request with ignored fields has been refused before."""
+    """Log nothing, because a request with ignored fields has been refused before."""

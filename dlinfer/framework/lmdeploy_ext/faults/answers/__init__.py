@@ -1,1 +1,1 @@
-"""Patches that give answers as their protocols define them: text, stops, choices, log-probabilities and tool calls."""
+"""Makes answers follow their protocols: their text, stops, choices, log-probabilities and tool calls."""

@@ -1,7 +1,7 @@
 """Serve ``POST /v1/completions`` with all the choices, prompts and log-probabilities that its protocol defines.
 
 LMDeploy 0.18 serves one choice for each prompt, and ignores ``echo`` and log-probabilities. If a streamed request has
-several prompts, LMDeploy answers them one after another, all as choice 0.
+several prompts, LMDeploy answers the prompts one after another, and numbers every answer as choice 0.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dlinfer.framework.patching import Original
 
 @dataclass
 class _Choice:
-    """One text of the reply: a prompt and its continuation."""
+    """One choice of the reply: the continuation of a prompt, and the prompt itself if the request asks for ``echo``."""
 
     index: int
     prompt: Any  # a string or token ids
@@ -39,7 +39,7 @@ _UNDECLARED = ("stop_token_ids", "min_new_tokens", "include_stop_str_in_output")
 
 
 class _Completion:
-    """A completion request. Its choices are generated concurrently, each in a separate engine session."""
+    """A completion request. All its choices are generated at the same time, each in its own engine session."""
 
     def __init__(self, request: Any, body: dict[str, Any], server_context: Any) -> None:
         self.request = request
@@ -53,7 +53,7 @@ class _Completion:
         self._answers: asyncio.Queue[tuple[_Choice, Any]] = asyncio.Queue(maxsize=256)
 
     async def prepare(self) -> None:
-        """Open a session for each choice, and check all prompts. If this raises, all sessions are closed again."""
+        """Open a session for each choice, and check all prompts. If a check fails, close all sessions."""
         request = self.request
         prompts = request.prompt
         if isinstance(prompts, str) or isinstance(prompts[0], int):
@@ -72,7 +72,7 @@ class _Completion:
     async def _prepare(self, prompt: Any, number: int, own_session: int | None) -> None:
         """Add the choices of one prompt. number: the prompt's index in the request.
 
-        own_session: the session id that the request asks for, if it has a single choice; else None.
+        own_session: the session id that the request asks for, if the whole request has a single choice; else None.
         """
         request = self.request
         count = request.n or 1
@@ -117,7 +117,7 @@ class _Completion:
         )
 
     async def _echo(self, prompt: Any) -> Any:
-        """Return the prompt as a GenOut that precedes the answer, with log-probabilities if the request wants them."""
+        """Return the prompt as a GenOut to send before the answer, with log-probabilities if the request wants them."""
         from lmdeploy.serve.core.async_engine import GenOut
         from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
@@ -136,7 +136,7 @@ class _Completion:
         return self.engine.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
 
     async def _score(self, prompt: Any, length: int) -> Sequence[Any]:
-        """Return the log-probabilities of a prompt's tokens from the second on. length: of the prompt, in tokens."""
+        """Return the log-probabilities of a prompt's tokens, without the first token. length: the number of tokens."""
         if length < 2:
             return []
         config = self._config(logprobs=max(self.request.logprobs, 1), logprob_start_len=0, stop_words=None)
@@ -148,9 +148,11 @@ class _Completion:
         return rows
 
     async def parts(self) -> AsyncIterator[tuple[Any, list[int]]]:
-        """Yield (CompletionResponseStreamChoice, its token ids) for each engine output of any choice, as it arrives.
+        """Yield (CompletionResponseStreamChoice, new token ids) for each engine output of each choice.
 
-        The token ids are empty for an echoed prompt. If a choice fails, this raises the choice's error.
+        The outputs come in the order of their arrival. The list of token ids is empty for an echoed prompt. If a choice
+        fails,
+        this generator raises the choice's error.
         """
         from lmdeploy.serve.openai.protocol import CompletionResponseStreamChoice
 
@@ -175,7 +177,7 @@ class _Completion:
             )
 
     async def _run(self, choice: _Choice) -> None:
-        """Put the choice's answers into the queue; at the end put None, or the error that ended the choice."""
+        """Put each answer of a choice into the queue; at the end put None, or the error that ended the choice."""
         from lmdeploy.serve.core.async_engine import GenOut
 
         try:
@@ -192,7 +194,7 @@ class _Completion:
             await self._answers.put((choice, None))
 
     async def close(self) -> None:
-        """Cancel the choices that still run, and release their sessions. A second call does no harm."""
+        """Cancel the choices that still run, and release all sessions. It may be called twice."""
         from lmdeploy.serve.utils.request_cleanup import cleanup_result_generators
 
         for task in self._tasks:
@@ -203,7 +205,7 @@ class _Completion:
         await cleanup_result_generators(generators, sessions, self.context.session_manager)
 
     def _logprobs(self, choice: _Choice, answer: Any) -> Any:
-        """Return the protocol's LogProbs of an answer; None if the request asks for none or the answer has none."""
+        """Return the protocol's LogProbs of an engine output; None if the request wants none or the output has none."""
         from lmdeploy.serve.openai.protocol import LogProbs
 
         count = self.request.logprobs
@@ -230,7 +232,7 @@ class _Completion:
         return said
 
     def usage(self) -> Any:
-        """Return the protocol's token counts. A prompt counts once, whatever its number of choices."""
+        """Return the protocol's token counts. The tokens of a prompt with several choices count once."""
         from lmdeploy.serve.openai.protocol import UsageInfo
 
         firsts = [choice for choice in self.choices if choice.index % (self.request.n or 1) == 0]

@@ -1,8 +1,8 @@
-"""Keep ``bad_words``, texts of one or more tokens, out of an answer.
+"""Keep the texts in ``bad_words``, of one or more tokens, out of an answer.
 
-Before each draw, tokens that would complete a forbidden text get the logit -inf. The forbidden text may begin in
-earlier tokens or in the prompt. The check compares bytes, so it is exact. A tokenizer is refused if the text of an
-answer is not the concatenation of its tokens' texts.
+Before each draw, tokens that would complete a forbidden text get the logit -inf. The forbidden text may have begun in
+earlier tokens of the answer, or in the prompt. Texts are compared as bytes, so the comparison is exact. It needs a
+tokenizer whose answers are the concatenation of the texts of single tokens. Other tokenizers are refused.
 """
 
 import bisect
@@ -26,10 +26,13 @@ _ELSEWHERE = b"\xff"
 class ForbiddenText:
     """A logits processor that forbids one text. It holds plain data, because it is sent to the engine's process.
 
-    text: the forbidden text, UTF-8.
-    pieces: token id -> text of the token, for tokens that may hold a part of the forbidden text, or that have no text.
-    vocabulary: number of the tokenizer's tokens. A model may have further tokens; they have no text.
-    completing: entry n lists the tokens that complete the forbidden text if its first n bytes end the answer so far.
+    text: the forbidden text in UTF-8.
+    pieces: token id -> text of the token. It has the tokens that may hold a part of the forbidden text, and the tokens
+        that add no text to the answer.
+    vocabulary: the tokenizer's number of tokens. A model may have more tokens; those add no text.
+    completing: entry n lists the tokens that complete the forbidden text if the answer so far ends in the first n bytes
+    of
+        the forbidden text.
     """
 
     text: bytes
@@ -38,9 +41,9 @@ class ForbiddenText:
     completing: tuple[torch.Tensor, ...] = field(repr=False)
 
     def __call__(self, token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Set to -inf, in place, the logits [vocabulary] of tokens that would complete the forbidden text.
+        """Set the logits of tokens that would complete the forbidden text to -inf, in place, and return the logits.
 
-        token_ids: the tokens of the prompt and of the answer so far.
+        token_ids: all tokens of the prompt and of the answer so far. logits: [vocabulary].
         """
         tail = self._tail(token_ids)
         for length, tokens in enumerate(self.completing):
@@ -49,13 +52,16 @@ class ForbiddenText:
         return logits
 
     def within(self, vocab_size: int) -> "ForbiddenText":
-        """Return a processor without tokens >= ``vocab_size``, as a tokenizer may have more tokens than the model."""
+        """Return a processor for a model with ``vocab_size`` tokens, which may be fewer than the tokenizer has."""
         if vocab_size >= self.vocabulary:
             return self
         return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
 
     def _tail(self, token_ids: torch.Tensor) -> bytes:
-        """Return the last bytes of the tokens' text: one byte fewer than the forbidden text has, or more."""
+        """Return the last bytes of the text of ``token_ids``.
+
+        They are at least one byte fewer than the forbidden text has, if the text is so long.
+        """
         longest = len(self.text) - 1
         tail = b""
         end = len(token_ids)
@@ -71,7 +77,7 @@ class ForbiddenText:
 def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenText:
     """Return the logits processor that forbids ``text``.
 
-    tokenizer: LMDeploy's. skip_special_tokens: whether special tokens add no text to the answer. Raises
+    tokenizer: LMDeploy's tokenizer. skip_special_tokens: whether special tokens add no text to the answer. Raises
     UnsupportedFeatureError if the text of an answer is not the concatenation of its tokens' texts.
     """
     plain = tokenizer.model.model
@@ -88,7 +94,7 @@ def forbid(text: str, tokenizer: Any, skip_special_tokens: bool) -> ForbiddenTex
 
 
 class _Vocabulary:
-    """The texts of a tokenizer's tokens: sorted once by their beginnings, once by their ends, for binary search."""
+    """The texts of a tokenizer's tokens, sorted for binary search: once as they are, and once with reversed bytes."""
 
     def __init__(self, pieces: Sequence[bytes], special: Sequence[int]) -> None:
         self._pieces = pieces
@@ -113,7 +119,7 @@ class _Vocabulary:
 
 
 def _starting(tokens: Sequence[tuple[bytes, int]], beginning: bytes) -> list[int]:
-    """Return the ids of the tokens whose text starts with ``beginning``. tokens: sorted pairs (text, id)."""
+    """Return the ids of the tokens whose text starts with ``beginning``. tokens: pairs (text, id), sorted."""
     first = bisect.bisect_left(tokens, (beginning, -1))
     so = itertools.takewhile(lambda item: item[0].startswith(beginning), tokens[first:])
     return [token for _, token in so]

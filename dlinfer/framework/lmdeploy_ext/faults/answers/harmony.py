@@ -1,7 +1,7 @@
 """Let GPT-OSS's tokenizer work if the package openai-harmony is not installed.
 
-LMDeploy separates the texts of the model's channels with openai-harmony, which downloads a vocabulary. Without that
-package token ids are the same. The text then holds the output of all channels, and the channels' names.
+LMDeploy uses openai-harmony, which downloads a vocabulary, to separate the texts of the model's channels. Without that
+package the token ids are the same, but the text of an answer holds the names and texts of all channels.
 """
 
 import logging

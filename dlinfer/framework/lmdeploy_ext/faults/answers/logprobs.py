@@ -1,7 +1,7 @@
 """Give log-probabilities as clients expect them: the most likely tokens, including the chosen one, as readable text.
 
-LMDeploy 0.18 leaves the chosen token out of ``top_logprobs`` (19 entries instead of 20). It writes tokens and their
-``bytes`` as its vocabulary spells them (``Ġthe``).
+LMDeploy 0.18 leaves the chosen token out of ``top_logprobs``, which then has 19 entries instead of 20. It also writes
+tokens and their ``bytes`` in the spelling of its vocabulary (``Ġthe``).
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from dlinfer.framework.patching import Original
 
 
 class Ranked(dict[int, float]):
-    """Log-probabilities of the chosen token and of the ``count`` most likely ones, by token id."""
+    """Token id -> log-probability, for the chosen token and for the ``count`` most likely tokens."""
 
     def __init__(self, row: dict[int, float], chosen: int, count: int) -> None:
-        """Take the chosen and the ``count`` most likely tokens from ``row``: token id -> log-probability."""
+        """Select these tokens from ``row``, which maps token ids to log-probabilities. chosen: the chosen token."""
         self.top = sorted(row.items(), key=lambda item: -item[1])[:count]
         """The ``count`` most likely tokens, best first."""
         super().__init__({chosen: row[chosen]} | dict(self.top))

@@ -1,8 +1,9 @@
 """Find the same tool calls and reasoning in a stream as in the whole text.
 
-LMDeploy's parsers expect each marker (``</tool_call>``, ``<parameter=``) as a separate piece of text. But a piece may
-end inside a marker, if the marker has several tokens or if text was held back for a stop string. LMDeploy then takes
-the marker for arguments or content. Here all text, streamed or whole, is split again so that each marker is a piece.
+LMDeploy's parsers expect that each marker (``</tool_call>``, ``<parameter=``) arrives as a separate piece of text. But
+a piece may end inside a marker, if the marker has several tokens or if text was held back for a stop string. LMDeploy
+then takes the marker for arguments or content. Here all text, streamed or whole, is split again before it is parsed, so
+that each marker is a piece.
 """
 
 import re
@@ -17,7 +18,10 @@ _PIECES = "_dlinfer_pieces"
 
 
 class Pieces:
-    """Splits streamed text at its markers. Text that may be the beginning of a marker is held back."""
+    """Splits streamed text at its markers. Text that may be the beginning of a marker is held back.
+
+    markers: the texts of all markers.
+    """
 
     def __init__(self, markers: Sequence[str]) -> None:
         self._markers = sorted({marker for marker in markers if marker}, key=len, reverse=True)
@@ -25,9 +29,9 @@ class Pieces:
         self._text = ""
 
     def feed(self, text: str, final: bool) -> Iterator[str]:
-        """Add a piece of text. Yield each complete marker, and the text between markers, as a separate piece.
+        """Take more text. Yield each complete marker, and the text between markers, as separate pieces.
 
-        final: whether no more text follows. Text that was held back is then yielded too.
+        final: whether no more text follows. Then the text that was held back is yielded too.
         """
         self._text += text
         done = at = 0
@@ -53,7 +57,7 @@ class Pieces:
 
 
 def _markers(parser: Any) -> list[str]:
-    """Return the markers that a response parser's tool parser and reasoning parser look for."""
+    """Return the markers that the tool parser and the reasoning parser of a response parser look for."""
     markers: list[str] = []
     tool, reasoning = parser.tool_parser, parser.reasoning_parser
     if tool is not None:

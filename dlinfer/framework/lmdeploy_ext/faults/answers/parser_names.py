@@ -1,6 +1,7 @@
 """Accept parser names with a dot, such as ``--reasoning-parser deepseek-v3.2``.
 
-LMDeploy 0.18 looks parsers up in mmengine's registries, which read the part before a dot as another registry's name.
+LMDeploy 0.18 looks parsers up in mmengine's registries. These read the part of a name before a dot as the name of
+another registry.
 """
 
 from typing import Any
@@ -29,7 +30,7 @@ def _validate(
 
 
 def _without_dot(registry: Any, name: str | None) -> str | None:
-    """Return ``name``; if it has a dot, another name of the same parser that has none."""
+    """Return ``name`` if it has no dot, else another name of the same parser that has no dot."""
     if name is None or "." not in name:
         return name
     parser = registry.module_dict[name]

@@ -1,8 +1,8 @@
 """Make the answer a call of the right function if the request requires a tool call, and limit the call's whitespace.
 
-LMDeploy obeys ``tool_choice="required"``, but treats a named function or required ``allowed_tools`` as "auto". Its
-grammar allows any JSON value as arguments of a function without parameters. It lets a model write whitespace between
-the parts of the JSON until the answer reaches its length limit.
+LMDeploy obeys ``tool_choice="required"``, but treats a named function or required ``allowed_tools`` as "auto". For a
+function without parameters, LMDeploy's grammar allows any JSON value as arguments. It also lets a model write
+whitespace between the parts of the JSON until the answer reaches its length limit.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,9 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
-    """Return the tools that a request requires the model to call; None if it requires no call.
+    """Return (tools, whether only one call is allowed) if the request requires a call of one of these tools; else None.
 
-    The returned bool says whether exactly one call is allowed. request: a ChatCompletionRequest. Raises ValueError if
-    the request names a function that is not among its tools.
+    request: a ChatCompletionRequest. Raises ValueError if the request names a function that is not among its tools.
     """
     from lmdeploy.serve.openai.protocol import AllowedToolChoice, ToolChoice
 
@@ -47,9 +46,9 @@ def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
 
 
 def bounded(style: Any, *, only_one: bool) -> Any:
-    """Return a copy of xgrammar's structural tag that bounds whitespace and the digits of a call's number.
+    """Return a copy of xgrammar's structural tag with limits for whitespace and for the digits of a call's number.
 
-    style: the tag, or a part of one. only_one: whether nothing may follow the first call.
+    style: the structural tag, or a part of one. only_one: whether nothing may follow the first call.
     """
     if isinstance(style, list):
         return [bounded(part, only_one=only_one) for part in style]
@@ -65,7 +64,7 @@ def bounded(style: Any, *, only_one: bool) -> Any:
 
 
 def _with_parameters(tool: Any) -> Any:
-    """Return the tool. Without parameters it gets the schema of an empty object, as OpenAI's protocol says."""
+    """Return the tool, with the schema of an empty object as parameters if it has none, as in OpenAI's protocol."""
     if tool.function.parameters is not None:
         return tool
     function = tool.function.model_copy(update={"parameters": _NO_ARGUMENTS})

@@ -1,7 +1,7 @@
 """Score every text that a reward model can read, in ``/pooling`` and ``Pipeline.get_reward_score``.
 
-LMDeploy 0.18 answers a text of one token with the HTTP status 500. An empty text, ids outside the vocabulary or a text
-that is too long make its engine fail, and give the same status.
+LMDeploy 0.18 answers HTTP status 500 for a text of one token. It gives the same status without a reason for an empty
+text, for ids outside the vocabulary and for a text that is too long, because its engine fails.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ async def _reward_score(original: Original, self: Any, input_ids: Sequence[Any])
 
 
 def _check(async_engine: Any, ids: Any) -> None:
-    """Raise GenerationOptionError for token ids that cannot be scored."""
+    """Raise GenerationOptionError if the model cannot score ``ids``, the token ids of one text."""
     if not isinstance(ids, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise GenerationOptionError(
             field="input", given=repr(ids)[:80], expected="token ids, or lists of them"

@@ -1,6 +1,7 @@
 """Let ``/v1/messages`` report which of its ``stop_sequences`` ended an answer.
 
-LMDeploy 0.18 reports ``end_turn`` for such an answer, and ``stop_sequence`` for a request that was aborted.
+LMDeploy 0.18 reports ``end_turn`` if a stop sequence ended the answer, and ``stop_sequence`` if the request was
+aborted.
 """
 
 import functools

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class StopReason(str):
-    """The finish reason ``"stop"``, with the stop string that ended the answer in ``sequence``."""
+    """The finish reason ``"stop"``. The attribute ``sequence`` is the stop string that ended the answer."""
 
     sequence: str
 
@@ -34,11 +34,11 @@ class StopText:
     """Ends an answer before its first stop string.
 
     A token belongs to the answer if its text begins before the answer's end. A token without text of its own, such as
-    the first bytes of a character, counts with the next token that has text.
+    the first bytes of a character, is treated like the next token that has text.
 
-    stops: strings that end the answer; empty ones never match.
+    stops: strings that end the answer. Empty strings are ignored.
     include: whether the answer keeps the stop string and its tokens.
-    least: number of first tokens. A stop string that begins in one of them has no effect.
+    least: the first ``least`` tokens cannot end the answer. A stop string that begins in one of them has no effect.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False, least: int = 0) -> None:
@@ -56,9 +56,9 @@ class StopText:
         """Number of tokens released so far."""
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None, text: str) -> Release:
-        """Add tokens, and return what may go to the client now. Do not call it again once ``stopped`` is set.
+        """Add tokens, and return the text and tokens that may go to the client now.
 
-        text: the text of all these tokens together.
+        text: the text of all ``token_ids`` together. Do not call this again once ``stopped`` is set.
         """
         begin = self._offset + len(self._text)
         self._text += text
@@ -77,7 +77,7 @@ class StopText:
         return self._release(self._offset + len(self._text) - self._held_back())
 
     def finish(self) -> Release:
-        """Return all text and tokens that were held back. Call it after the last token."""
+        """Return all text and tokens that were held back. Call this after the last token."""
         released = self._release(self._offset + len(self._text), *self._without_text)
         self._without_text.clear()
         return released
@@ -94,7 +94,7 @@ class StopText:
         return self._offset + at + (len(stop) if self._include else 0)
 
     def _held_back(self) -> int:
-        """Return how many characters at the end of the text may be the beginning of a stop string."""
+        """Return the length of the longest end of the text that may be the beginning of a stop string."""
         free = len(self._text) - max(self._floor - self._offset, 0)
         beginnings = (stop[:length] for stop in self._stops for length in range(1, min(len(stop), free + 1)))
         return max((len(part) for part in beginnings if self._text.endswith(part)), default=0)
@@ -108,9 +108,9 @@ class StopText:
         return released
 
     def _release(self, end: int, *further: tuple[int, Any]) -> Release:
-        """Release the text up to the offset ``end``, and all tokens whose text ends there or before.
+        """Release the text up to the offset ``end``, and all tokens whose text ends at ``end`` or before.
 
-        further: tokens without text to release as well, as pairs (id, log-probabilities).
+        further: (id, log-probabilities) of tokens without text, which are released too.
         """
         text, self._text = self._text[: end - self._offset], self._text[end - self._offset :]
         self._offset = end

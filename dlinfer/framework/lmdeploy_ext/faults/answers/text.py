@@ -1,8 +1,8 @@
 """Make the text of an answer depend only on its tokens, and end it before the first stop string.
 
-LMDeploy 0.18 detokenises tokens in batches: all that have arrived when its event loop comes to them. If a batch ends
-inside a character, the text of the whole batch is lost. LMDeploy drops stop strings of several tokens with a warning.
-Here tokens are detokenised one by one, and stop strings are searched for in the text.
+LMDeploy 0.18 detokenises tokens in batches. A batch holds all tokens that have arrived by the time its event loop reads
+them. If a batch ends inside a character, the text of the whole batch is lost. LMDeploy also drops stop strings of
+several tokens, with a warning. Here tokens are detokenised one by one, and stop strings are searched for in the text.
 """
 
 import dataclasses
@@ -20,10 +20,12 @@ from dlinfer.framework.patching import Original
 
 @dataclasses.dataclass
 class _Progress:
-    """The state of one request. Our generators share it: one feeds LMDeploy's generator, the others read its answers.
+    """The state of one request, which our generators share.
 
+    One of them splits the engine's outputs and feeds LMDeploy's generator. The others read the answers of that
+    generator.
     more: whether further tokens of the current engine output follow.
-    stopped: whether a stop string has ended the answer, so that the engine may stop computing it.
+    stopped: whether a stop string has ended the answer, so that the engine need not compute further tokens.
     """
 
     more: bool = False
@@ -69,7 +71,7 @@ async def _one_by_one(outputs: Any, progress: _Progress, handle: Any, session_id
 
 
 def _split(output: Any) -> Iterator[Any]:
-    """Split an engine output into outputs of one token. Only the last one has the fields that describe all tokens."""
+    """Split an engine output into outputs of one token. The last one also gets the fields that describe all tokens."""
     from lmdeploy.messages import ResponseType
 
     metrics = output.req_metrics
@@ -109,7 +111,7 @@ async def _generate(
 
 
 async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
-    """Yield the answers with each token's log-probabilities as a Ranked: the chosen and the ``count`` best."""
+    """Yield the answers, with each token's log-probabilities as a Ranked. count: the number of most likely tokens."""
     async with aclosing(answers):
         async for answer in answers:
             if answer.logprobs:
@@ -119,7 +121,7 @@ async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
 
 
 async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:
-    """Join the answers of tokens that ``_split`` took apart, and yield one answer for each engine output."""
+    """Join the answers to the outputs that ``_split`` has made of one engine output, and yield one answer for it."""
     whole: Any = None
     async with aclosing(answers):
         async for answer in answers:
@@ -157,9 +159,10 @@ async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIter
 
 
 def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
-    """Return the last answer, with the text held back so far, and with the stop token if LMDeploy's ``answer`` has it.
+    """Return the last answer of a request, with the text that was held back.
 
-    waiting: the Releases since the answer before.
+    answer: the last answer of LMDeploy's generator. If it has the token that stopped the answer, the result has it too.
+    waiting: the Releases since the previous answer.
     """
     if text.stopped is not None:
         return _holding(dataclasses.replace(answer, finish_reason=text.stopped), text, waiting)
@@ -177,7 +180,7 @@ def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
 
 
 def _holding(answer: Any, text: StopText, released: list[Any]) -> Any:
-    """Return ``answer`` with the text, tokens and log-probabilities of ``released``, a list of Releases."""
+    """Return ``answer`` with the text, tokens and log-probabilities of ``released`` instead of its own."""
     return dataclasses.replace(
         answer,
         response="".join(part.text for part in released),
@@ -208,7 +211,7 @@ def _convert(original: Original, self: Any, tokenizer: Any) -> None:
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
     """Return text -> id of a tokenizer's special and added tokens. A stop or bad word with such a text means the token.
 
-    tokenizer: the one of transformers, which LMDeploy wraps twice.
+    tokenizer: the tokenizer of transformers, which LMDeploy wraps twice.
     """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return dict(tokenizer.get_added_vocab()) | dict(special)

@@ -1,4 +1,4 @@
-"""Finds the bytes of text that each token of a vocabulary stands for."""
+"""Finds the text of each token in a vocabulary, as bytes."""
 
 import random
 import weakref
@@ -11,7 +11,7 @@ _known: "weakref.WeakKeyDictionary[Any, Sequence[bytes] | None]" = weakref.WeakK
 def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
     """Return the bytes of each token's text, by token id.
 
-    None if they are unknown, or if their concatenation differs from the text that the tokenizer decodes.
+    The result is None if the texts are unknown, or if joining them gives another text than the tokenizer decodes.
     """
     if tokenizer not in _known:
         _known[tokenizer] = _read(tokenizer)
@@ -19,7 +19,7 @@ def token_bytes(tokenizer: Any) -> Sequence[bytes] | None:
 
 
 def text_of(tokenizer: Any, token: int) -> tuple[str, bytes]:
-    """Return the text and the bytes of one token. The text has escapes for bytes that form no character."""
+    """Return the text and the bytes of one token. Bytes that form no character appear as escapes in the text."""
     pieces = token_bytes(tokenizer)
     if pieces is not None and token < len(pieces):
         piece = pieces[token]

@@ -1,1 +1,1 @@
-"""Patches for models that LMDeploy computes differently from transformers."""
+"""Corrects models that LMDeploy computes differently from transformers."""

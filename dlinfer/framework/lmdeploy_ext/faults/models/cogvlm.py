@@ -1,7 +1,8 @@
 """Compute CogVLM and CogVLM2 as their authors' code does, where LMDeploy differs.
 
-The opening token and the patch tokens of an image use the vision expert's weights; the closing token uses the text
-expert's. These tokens are found by the image's place in the prompt, not by their ids, which a text may hold too.
+In these models a token uses the weights of one of two experts. The opening token and the patch tokens of an image use
+the vision expert. The closing token of an image, like text, uses the text expert. Image tokens are found by the image's
+place in the prompt, not by their ids, because a text may contain the same ids.
 """
 
 from typing import Any
@@ -24,10 +25,11 @@ _MODEL = "lmdeploy.pytorch.models.cogvlm"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's arguments. Image features in ``inputs_embeds`` replace the pixels in ``images``.
+    """Return the language model's arguments, with image features in ``inputs_embeds`` instead of pixels in ``images``.
 
-    A prefill without images gets an empty ``vision_ids``, so that the same graph serves prefills with and without
-    images.
+    arguments: the arguments that LMDeploy passes. A prefill without images gets an empty ``vision_ids``, so that one
+    graph
+    serves prefills with and without images.
     """
     images, embeds = arguments.pop("images", None), arguments["inputs_embeds"]
     if arguments["attn_metadata"].is_decoding:
@@ -43,7 +45,7 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def _filled(embeds: Tensor, features: Tensor, experts: Tensor) -> Tensor:
     """Write features [images, tokens of an image, hidden] into embeds [1, tokens, hidden], and return embeds.
 
-    experts: int64, the indices of all image tokens except the closing ones, in the order of the images.
+    experts: int64, the indices of all image tokens that use the vision expert, in the order of the images.
     """
     closing = experts.view(len(features), -1)[:, -1] + 1
     embeds[0, experts] = features[:, :-1].flatten(0, 1).to(embeds)

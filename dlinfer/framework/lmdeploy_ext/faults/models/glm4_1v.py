@@ -1,4 +1,4 @@
-"""Correct GLM-4.1V: the place of its language model's fields, and a bias that no checkpoint has."""
+"""Correct GLM-4.1V: the place of its language model's fields in config.json, and a bias that no checkpoint has."""
 
 from typing import Any
 

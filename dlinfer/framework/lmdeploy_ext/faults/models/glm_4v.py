@@ -1,6 +1,7 @@
-"""Correct GLM-4V (glm-4v-9b): ChatGLM with an image encoder, whose features replace the tokens of an image.
+"""Correct GLM-4V (glm-4v-9b). It is ChatGLM with an image encoder, whose features replace the tokens of an image.
 
-These tokens are found by the image's place in the prompt, not by their ids, which a text may hold too.
+The tokens of an image are found by the image's place in the prompt, not by their ids, because a text may contain the
+same ids.
 """
 
 from typing import Any
@@ -13,7 +14,10 @@ CLASS = "ChatGLMForConditionalGeneration"
 
 
 def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's arguments. Image features in ``inputs_embeds`` replace the pixels in ``images``."""
+    """Return the language model's arguments, with image features in ``inputs_embeds`` instead of pixels in ``images``.
+
+    arguments: the arguments that LMDeploy passes.
+    """
     images, mask = arguments.pop("images", None), arguments.pop("image_mask", None)
     if images is not None:
         features = model.transformer.vision(images).flatten(0, 1)[None]
@@ -45,7 +49,7 @@ def proc_messages(
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose text parts are joined into one, which follows the other parts."""
+    """Return a copy of a message. One text part at its end joins all text parts; the other parts come first."""
     content = message["content"]
     if not isinstance(content, list) or message["role"] in ("preprocess", "forward"):
         return message

@@ -1,4 +1,4 @@
-"""Correct MiniCPM3: the sizes of its attention heads, and logits for the requested tokens only."""
+"""Correct MiniCPM3: the sizes of its attention heads, and logits for the needed tokens only."""
 
 import types
 from typing import Any
@@ -13,7 +13,10 @@ _MODULE = "lmdeploy.pytorch.models.minicpm3"
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a MiniCPM3 that LMDeploy's class computes differently from transformers."""
+    """Raise UnsupportedFeatureError for a MiniCPM3 that LMDeploy's class computes differently from transformers.
+
+    config: the model's transformers configuration.
+    """
     share = config.hidden_size // config.num_attention_heads
     size = getattr(config, "v_head_dim", None) or share
     unserved = {
@@ -38,7 +41,7 @@ def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, d
 
 
 def _logits(self: Any, hidden_states: Tensor) -> Tensor:
-    """Return logits [1, rows, vocabulary] of hidden_states [1, rows, hidden], scaled as in MiniCPM3."""
+    """Return logits [1, rows, vocabulary] of hidden_states [1, rows, hidden], with MiniCPM3's scale."""
     return self.lm_head(hidden_states / (self.config.hidden_size / self.config.dim_model_base))
 
 
@@ -69,5 +72,5 @@ def _hidden_states(
     inputs_embeds: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Return hidden states [1, N, hidden] of the N tokens input_ids [1, N]. ``get_logits`` reads them."""
+    """Return the hidden states [1, N, hidden] of input_ids [1, N]. LMDeploy passes some rows to ``get_logits``."""
     return self.model(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)

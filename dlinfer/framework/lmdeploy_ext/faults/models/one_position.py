@@ -1,7 +1,8 @@
 """Compute the positions of tokens in CogVLM and GLM-4V, where all patch tokens of an image share one position.
 
-Tokens after an image therefore have a position below their index. For each sequence we store where its images end,
-and by how much each image lowers later positions. So no image counts twice if an evicted sequence is computed again.
+Tokens after an image therefore have a position below their index. For each sequence we store, by the place where an
+image ends, how much the image lowers later positions. So no image is counted twice if an evicted sequence is computed
+again.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def pixels(context: Any) -> Tensor | None:
 def of_images(context: Any, closing: bool) -> Tensor:
     """Return a mask, bool [tokens], that is true for the tokens of images in this step.
 
-    closing: whether the last token of an image counts.
+    context: the step's StepContext. closing: whether the mask is true for the last token of an image too.
     """
     seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
     for _, _, spans in _spans(context):
@@ -37,7 +38,7 @@ def _spans(context: Any) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """Yield (start, history, spans) for each sequence of a step.
 
     start: index in the step of the sequence's first new token. history: number of the sequence's cached tokens.
-    spans: (begin, end) of each of its images, as indices in the step.
+    spans: (begin, end) of each image of the sequence, as indices in the step.
     """
     starts = context.q_start_loc.tolist()
     histories = (context.kv_seqlens - context.q_seqlens).tolist()

@@ -1,4 +1,4 @@
-"""Correct Phi-3.5-MoE: its class name in transformers 5, its experts' input, and its tied head."""
+"""Correct Phi-3.5-MoE: its class name in transformers 5, the input of its experts, and its tied output projection."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ SAVED_AS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a PhiMoE with rope parameters that our rotary tables do not support."""
+    """Raise UnsupportedFeatureError for a PhiMoE with rope parameters that our rotary tables do not support.
+
+    config: the model's transformers configuration.
+    """
     parameters = rope_parameters.parameters(config)
     kind = rope_parameters.rope_type(parameters)
     if kind not in ("default", "longrope", "su"):

@@ -1,4 +1,7 @@
-"""Build the rotary tables of Phi-3.5-MoE and MiniCPM3. LMDeploy's classes expect the rope keys of transformers 4."""
+"""Build the rotary tables of Phi-3.5-MoE and MiniCPM3 from the rope keys of transformers 5.
+
+LMDeploy's classes read the rope keys of transformers 4.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from dlinfer.framework.patching import Original, Patch
 
 
 class _Unscaled:
-    """A configuration without its rope parameters, because LMDeploy's classes fail on those of transformers 5."""
+    """A model's configuration without its rope parameters. LMDeploy's classes would fail on those of transformers 5."""
 
     def __init__(self, config: Any) -> None:
         self._config = config

@@ -1,1 +1,1 @@
-"""Patches for the choice of the next token, and for the logits that are returned."""
+"""Corrects the choice of the next token, and the logits that are returned."""

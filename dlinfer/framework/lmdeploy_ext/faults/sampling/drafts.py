@@ -1,10 +1,11 @@
 """Make speculative decoding draw the tokens that the target model alone would draw for the same seed.
 
-LMDeploy accepts a draft token by a random number without a seed, and draws another token after a rejection. Here a
-token is drawn for each position from the target's logits, with the request's seed. A draft token is accepted if it
-equals the drawn token. Both ways accept a draft token with the probability that the target gives it.
+LMDeploy accepts a draft token by a random number without a seed, and draws another token after a rejection. Here we
+draw a token for each position from the target's logits, with the request's seed, and accept a draft token if it equals
+the drawn token. In both ways a draft token is accepted with the probability that the target gives it.
 
-A step may add several tokens. LMDeploy counts them as one for ``min_new_tokens`` and for the seed's offset.
+A step may add several tokens. LMDeploy counts them as one for ``min_new_tokens`` and for the seed's offset. Here each
+of them counts.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ FEATURE = "speculative decoding"
 
 
 def count(inputs: Any, rows: Sequence[tuple[int, Text, Sequence[int]]]) -> None:
-    """Set ``num_ignore_eos`` and ``random_offsets`` of rows that verify drafts, from each row's position in its text.
+    """Set ``num_ignore_eos`` and ``random_offsets`` of the rows that verify draft tokens.
 
-    inputs: a step's SamplingInputs. rows: the result of ``texts.of_rows``.
+    Both depend on the row's position in its sequence. inputs: the step's SamplingInputs. rows: from ``texts.of_rows``.
     """
     verified = [row for row in rows if row[1].rules.has_drafts]
     if not verified:
@@ -48,7 +49,7 @@ def _forward(
     expanded_sampling_inputs: Any,
     draft_probs: Tensor | None = None,
 ) -> Any:
-    """Draw a token for each position, and accept draft tokens up to the first that differs from the drawn one.
+    """Draw a token for each position, and accept draft tokens up to the first that differs from the drawn token.
 
     target_logits: [B, drafts + 1, V], after penalties and logits processors. draft_token_ids: [B, drafts].
     """

@@ -1,11 +1,11 @@
-"""Forbid halves of surrogate pairs, and control characters in JSON strings, in the grammar of a guided answer.
+"""Make the grammar of a guided answer forbid halves of surrogate pairs, and control characters in JSON strings.
 
-xgrammar counts half of a surrogate pair as a character. A decoder writes three replacement characters for it, so that
-a string exceeds its ``maxLength``. In strings of bounded length xgrammar allows tabs and other control characters,
-which JSON forbids.
+xgrammar counts half of a surrogate pair as a character. But a decoder writes three replacement characters for it, and
+the string then exceeds its ``maxLength``. In strings of bounded length xgrammar allows tabs and other control
+characters, which JSON forbids.
 
-Both faults are corrected in the text form of the grammar. A grammar whose text xgrammar cannot read back stays as it
-is. So does a schema's ``pattern``, which the text does not contain.
+We correct both faults in the grammar's text form. If xgrammar cannot read the corrected text back, the grammar stays as
+it is. A schema's ``pattern`` stays as it is too, because the text form does not contain it.
 """
 
 import functools
@@ -32,7 +32,10 @@ def _mended_literal(match: re.Match[str], is_json: bool) -> str:
 
 
 def mended(grammar: str, is_json: bool) -> str:
-    """Return a grammar's text that allows no surrogates and, if ``is_json``, no control characters in strings."""
+    """Return the text of a grammar that forbids surrogates and, if ``is_json``, control characters in strings.
+
+    grammar: the text of the grammar that xgrammar made.
+    """
     return _LITERALS.sub(functools.partial(_mended_literal, is_json=is_json), grammar)
 
 

@@ -1,7 +1,7 @@
-"""Let a text stop after ``min_new_tokens=N`` tokens, not only after N + 1.
+"""Let an answer stop after ``min_new_tokens=N`` tokens, not only after N + 1.
 
-LMDeploy has two checks that forbid stop words in the first N tokens. One is right. The other reads a token count that
-is one too low, so it forbids stop words for one token more. Here the second check is removed.
+LMDeploy has two checks that forbid stop words in the first N tokens. One check is right. The other reads a token count
+that is one too low, so it forbids stop words for one token more. We remove the other check.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from dlinfer.framework.patching import Original
 
 
 def _padded(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
-    """Return a tensor of the rows, int64 [B, N], padded with -1; and a mask, bool [B, N], true where there is a token.
+    """Return the lists of token ids as (int64 [B, N] padded with -1, mask [B, N] that is true for token ids).
 
-    Both are None if all rows are empty.
+    Both are None if all lists are empty.
     """
     width = max(map(len, words))
     if width == 0:

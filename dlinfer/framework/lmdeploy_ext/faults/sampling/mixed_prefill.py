@@ -1,4 +1,4 @@
-"""Never put requests that score their input and requests that generate tokens into the same prefill."""
+"""Keep requests that score their input and requests that generate tokens out of each other's prefills."""
 
 from typing import Any
 
@@ -24,5 +24,5 @@ def _schedule(
 
 
 def _scores(seq: Any) -> bool:
-    """Return whether a sequence asks for the log-probabilities of its input. Such a sequence generates no tokens."""
+    """Return whether a sequence asks for the log-probabilities of its input. Then it generates no tokens."""
     return seq.logprob_start_pos >= 0

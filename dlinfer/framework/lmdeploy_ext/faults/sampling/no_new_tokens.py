@@ -1,4 +1,8 @@
-"""After a request with ``max_new_tokens=0``, keep the same rows in the engine's batch as in the model agent's."""
+"""After a request with ``max_new_tokens=0``, keep the same rows in the engine's batch as in the model agent.
+
+LMDeploy's engine drops the row of this request, but the model agent keeps it. The next step would then use the rows of
+other requests.
+"""
 
 from typing import Any
 

@@ -1,12 +1,12 @@
-"""Apply penalties and logits processors to each row by the row's own text, and end texts that repeat themselves.
+"""Apply penalties and logits processors to each sequence by its own tokens, and end sequences that repeat themselves.
 
-Penalties are as vLLM and OpenAI define them. The repetition penalty applies to tokens of prompt and answer: it divides
-positive logits and multiplies negative ones. From the result we subtract ``frequency_penalty`` times the token's count
-in the answer, and ``presence_penalty`` if the answer has the token.
+The penalties follow vLLM and OpenAI. The repetition penalty applies to tokens of the prompt and the answer: it divides
+their positive logits and multiplies their negative logits. From the result we subtract ``frequency_penalty`` times the
+token's count in the answer, and ``presence_penalty`` if the answer has the token.
 
 LMDeploy penalises no token of the prompt, and ignores the two penalties of OpenAI's protocol. Whether it penalises the
-newest token depends on other requests. If requests in a batch have different lengths, logits processors (such as
-``bad_words``) read texts with padding inside. These texts also lack the tokens of accepted drafts.
+newest token depends on other requests. If the sequences of a batch have different lengths, logits processors (such as
+``bad_words``) read tokens with padding between them. The tokens of accepted drafts are missing as well.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Row = tuple[int, Text, Sequence[int]]
 
 
 def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
-    """Penalise the tokens in each row's text. Change ``scores`` in place, and return it.
+    """Penalise tokens in each row of ``scores`` by the tokens of the row's sequence. Change ``scores``, and return it.
 
     scores: logits [B, V], already divided by the temperature. temperature: [B]; None means 1 for all rows. rows: the
     result of ``texts.of_rows``.
@@ -67,10 +67,10 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
 
 
 def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int) -> Tensor:
-    """Allow only the first stop word in rows whose text repeats itself. Change ``scores`` in place, and return it.
+    """Allow only the first stop word in rows whose sequence repeats itself. Change ``scores`` in place, and return it.
 
     scores: logits [B, V]. inputs: SamplingInputs of the B rows. window: how many of the last tokens to search for
-    repetitions. A row is not changed if it has no stop word, or must not stop yet.
+    repetitions. A row without a stop word stays as it is, and so does a row that must not stop yet.
     """
     checked = [row for row in rows if row[1].rules.ngram_size > 0]
     if not checked or inputs.stop_words is None or inputs.stop_words.numel() == 0:
@@ -138,7 +138,7 @@ def _from_gen_config(original: Original, cls: type, gen_config: Any) -> Any:
 
 
 def take(config: Any, request: Any) -> None:
-    """Copy a request's OpenAI penalties, if they are not 0, into its GenerationConfig."""
+    """Copy the penalties of OpenAI's protocol from a request into its GenerationConfig, if they are not 0."""
     for name in OPENAI:
         penalty = getattr(request, name, None)
         if penalty:

@@ -1,4 +1,4 @@
-"""Return the model's own logits for ``output_logits="all"``. LMDeploy returns those that sampling has scaled."""
+"""Return the model's own logits for ``output_logits="all"``. LMDeploy returns logits that sampling has scaled."""
 
 from typing import Any
 

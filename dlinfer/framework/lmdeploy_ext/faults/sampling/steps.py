@@ -1,8 +1,8 @@
-"""Advance each sequence's text and grammar only by tokens that reach the client.
+"""Advance the stored tokens and the grammar of a sequence only by tokens that reach the client.
 
-LMDeploy draws a token after every chunk of a prompt and advances the request's grammar by it, though only the last
-chunk's token belongs to the answer. A preemption drops the newest token, and the next prefill draws it again. LMDeploy
-does not take the dropped token back from the grammar.
+LMDeploy draws a token after every chunk of a prompt and advances the request's grammar by it. But only the token after
+the last chunk belongs to the answer. A preemption drops the newest token, and the next prefill draws it again. LMDeploy
+does not remove the dropped token from the grammar's state.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ _NAME = "dlinfer_texts"  # the attribute of an agent that holds its Texts
 
 
 def texts_of(agent: Any) -> Texts:
-    """Return the model agent's Texts. The first call creates them."""
+    """Return the Texts of a model agent, which the first call creates."""
     return vars(agent).setdefault(_NAME, Texts())
 
 
 def _is_unfinished(inputs: Any) -> bool:
-    """Return whether ModelInputs hold a chunk of a prompt that is not the prompt's last chunk."""
+    """Return whether ``inputs``, a ModelInputs, is a chunk of a prompt other than the last chunk."""
     return inputs.is_chunk and not inputs.is_last_chunk
 
 
@@ -41,7 +41,10 @@ def _build_payload(original: Original, self: Any) -> dict[str, Any]:
 
 
 def _restart_grammar(manager: Any, inputs: Any, row: int, start: Start) -> None:
-    """Reset a row's grammar matcher, if it has one, and feed it the tokens generated so far."""
+    """Reset the grammar matcher of a row, if it has one, and feed it the tokens that the sequence has generated so far.
+
+    inputs: SamplingInputs. start: the sequence's tokens at its prefill.
+    """
     style = inputs.response_formats[row]
     if not isinstance(style, dict) or style.get("type", "text") == "text":
         return

@@ -1,8 +1,8 @@
 """Store the tokens of each sequence in the model agent, where the next token is drawn.
 
-LMDeploy makes the inputs of a step while the previous step computes. So their list of generated tokens lacks the
-newest token, unless another request's prefill came between. Here a prefill brings the sequence's tokens so far, and
-each draw appends its token. After a preemption the next prefill replaces the stored tokens.
+LMDeploy makes the inputs of a step while the previous step computes. Therefore these inputs lack the newest token of a
+sequence, unless another request's prefill came between the two steps. Here a prefill brings all tokens of its sequence,
+and each draw appends the drawn token. After a preemption the next prefill replaces the stored tokens.
 """
 
 from array import array
@@ -19,12 +19,14 @@ _ROW = "dlinfer_row"
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for how a request's earlier tokens affect its next token, from its SamplingParam.
+    """The rules for how earlier tokens of a request affect its next token. They come from its SamplingParam.
 
-    repetition: penalty on tokens of prompt and answer. presence, frequency: penalties on tokens of the answer, as
-    OpenAI and vLLM define them. ngram_size, ngram_count: a text ends once its last ``ngram_size`` tokens occur in it
-    ``ngram_count`` times. has_drafts: whether speculative decoding may add several tokens in one step.
-    min_new_tokens: stored only with drafts, else 0. has_processors: whether logits processors read prompt and answer.
+    repetition: penalty on tokens of the prompt and the answer.
+    presence, frequency: penalties on tokens of the answer, as OpenAI and vLLM define them.
+    ngram_size, ngram_count: the answer ends once its last ``ngram_size`` tokens occur in it ``ngram_count`` times.
+    has_drafts: whether speculative decoding may add several tokens in one step.
+    min_new_tokens: the request's value if ``has_drafts``, else 0.
+    has_processors: whether logits processors read the tokens of the prompt and the answer.
     """
 
     repetition: float = 1.0
@@ -51,7 +53,7 @@ class Rules:
 
     @property
     def penalises(self) -> bool:
-        """Whether the logits of some tokens depend on how often the text has them."""
+        """Whether the logits of some tokens depend on how often these tokens occur in the sequence."""
         return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
 
 
@@ -60,7 +62,10 @@ NO_RULES = Rules()
 
 @dataclass(frozen=True)
 class Start:
-    """A sequence's rules and tokens at its prefill. prompt: the prompt's tokens; empty if no rule reads them."""
+    """The rules and tokens of a sequence at its prefill. prompt: the prompt's tokens; empty if no rule reads them.
+
+    generated: the tokens generated before the prefill, because a preempted sequence is prefilled again.
+    """
 
     rules: Rules
     prompt: np.ndarray
@@ -79,7 +84,7 @@ class Start:
 
 
 class Text:
-    """The tokens of one sequence. Stores and counts only the tokens that the sequence's rules read."""
+    """The tokens of one sequence. It stores and counts only tokens that the sequence's rules read."""
 
     def __init__(self, start: Start) -> None:
         self.rules, self.prompt_length = start.rules, start.prompt_length
@@ -105,13 +110,15 @@ class Text:
                 self._counts[self._place_of(token)] += 1
 
     def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
-        """Return the tokens of prompt, answer and ``drafted`` for logits processors, int64 [N]."""
+        """Return the tokens that logits processors read, int64 [N]: the prompt, the answer and ``drafted``."""
         return np.array(self._all + array("q", drafted))
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct tokens [N], and how often each was generated [N]: 0 for a token of the prompt only.
+        """Return the distinct tokens [N] of the sequence, and how often each was generated [N].
 
-        drafted: draft tokens that this call counts as generated, without storing them.
+        A token that is only in the prompt has the count 0. drafted: draft tokens that this call counts as generated,
+        without
+        storing them.
         """
         tokens, counts = np.array(self._tokens), np.array(self._counts)
         if not drafted:
@@ -126,7 +133,7 @@ class Text:
     def repeats(self, window: int, drafted: Sequence[int] = ()) -> bool:
         """Return whether the last ``ngram_size`` tokens occur ``ngram_count`` times in the last ``window`` tokens.
 
-        drafted: draft tokens that this call appends to the text, without storing them.
+        drafted: draft tokens that this call treats as generated, without storing them.
         """
         size = self.rules.ngram_size
         recent = np.array([*self._recent[-window:], *drafted][-window:])
@@ -144,15 +151,16 @@ class Text:
 
 
 class Texts:
-    """The Text of each sequence of a model agent, by session id and sequence id."""
+    """Maps the session id and sequence id of each sequence of a model agent to its Text."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, int], Text] = {}
 
     def begin(self, inputs: Any, drafted: Sequence[Sequence[int]] | None = None) -> list[tuple[int, Start]]:
-        """Attach its Text to each row of a step's SamplingInputs. Return (row, Start) for each row of a prefill.
+        """Attach to each row of a step the Text of its sequence. Return (row, Start) for each row of a prefill.
 
-        drafted: the draft tokens that this step verifies, for each row; None without drafts.
+        inputs: the step's SamplingInputs. drafted: for each row the draft tokens that this step verifies; None without
+        drafts.
         """
         ended = set(inputs.session_to_cleanup or ())
         if ended:
@@ -172,7 +180,7 @@ class Texts:
         return starts
 
     def add(self, inputs: Any, tokens: Any) -> None:
-        """Append the tokens that a step has drawn to the texts of its rows.
+        """Append the tokens that a step has drawn to the Texts of its rows.
 
         inputs: the step's SamplingInputs. tokens: int64 [B], or [B, N] with -1 after a row's last token.
         """
@@ -188,9 +196,11 @@ class Texts:
 
 
 def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Text, Sequence[int]]]:
-    """Yield (row, Text, draft tokens before the row's position) for each row that has a text.
+    """Yield (row, Text, preceding draft tokens) for each row whose sequence has a Text.
 
     contexts: the ``session_ctx`` of SamplingInputs. With speculative decoding a sequence has one row for each position.
+    The
+    draft tokens are those before the row's position.
     """
     before, place = None, 0
     for row, context in enumerate(contexts or ()):

@@ -1,1 +1,1 @@
-"""Patches for the start and the end of a server and its processes."""
+"""Corrects how a server and its processes start and end."""

@@ -1,6 +1,7 @@
-"""Correct the arguments of ``pipe(prompts, ...)``: an older keyword, and lists of the wrong length.
+"""Correct two kinds of arguments of ``pipe(prompts, ...)``: an older keyword, and lists of the wrong length.
 
-LMDeploy 0.18 silently ignores ``request_output_len=256``. Here it becomes ``max_new_tokens``, with a log message.
+LMDeploy 0.18 silently ignores ``request_output_len=256``. Here it becomes ``max_new_tokens``, with a log message. For a
+list with another length than the list of prompts, LMDeploy's caller waits forever. Here the caller gets the error.
 """
 
 import copy

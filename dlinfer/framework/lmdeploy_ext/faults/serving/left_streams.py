@@ -1,7 +1,8 @@
-"""Log no error if a client leaves during its stream.
+"""Log no error if a client disconnects during its stream.
 
-LMDeploy 0.18 cancels the stream's task in the engine's process. Before Python 3.12 ``asyncio.wait_for`` may swallow
-the cancellation (bpo-37658). The task then publishes to a closed mailbox, which logs a traceback for each such client.
+LMDeploy 0.18 then cancels the stream's task in the engine's process. Before Python 3.12 ``asyncio.wait_for`` may
+swallow the cancellation (bpo-37658). The task then publishes to a closed mailbox, which logs a traceback for each
+disconnected client.
 """
 
 import asyncio

@@ -1,10 +1,15 @@
-"""Start and end the engine's process of ``lmdeploy serve api_server``, and report this process's failures.
+"""Start and end the engine's process of ``lmdeploy serve api_server``, and report failures of this process.
 
-LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, a third process. The parent shuts the
-manager down as soon as it sees the port. If the child still waits for the manager's answer, the start fails. A parent
-that is killed during the start (SIGTERM, SIGKILL) leaves manager and engine running forever; one that is interrupted
-(SIGINT) waits for the engine forever. Here a pipe carries the port, and a closed pipe tells the parent that the child
-has ended. A thread of the child waits for the parent's end.
+LMDeploy 0.18 publishes the engine's port through a ``multiprocessing.Manager``, which runs in a third process. That has
+three faults:
+
+- The parent shuts the manager down as soon as it sees the port. The start fails if the engine's process still waits for
+  the manager's answer.
+- If the parent is killed during the start (SIGTERM, SIGKILL), manager and engine run forever.
+- If the parent is interrupted during the start (SIGINT), it waits for the engine forever.
+
+Here the engine's process sends the port through a pipe. A closed pipe tells the parent that the engine's process has
+ended. A thread of the engine's process waits for the parent's end.
 """
 
 import contextlib
@@ -31,8 +36,10 @@ _SHUTDOWN_SECONDS = 10
 def run_engine_process(report: Connection, **kwargs: Any) -> None:
     """Run ``ZMQMPEngine._mp_proc(**kwargs)`` in the engine's process, and report to the parent through a pipe.
 
-    Sends ``("port", number)`` once the RPC socket is bound. If an exception ends the process, sends
-    ``("failed", error)`` with one of our errors, or with another error's text; then raises the exception again.
+    report: the pipe's sending end. Sends ``("port", number)`` once the RPC socket is bound. If an exception ends the
+    process, sends ``("failed", error)`` and raises the exception again. There ``error`` is the exception if it is one
+    of
+    ours, else its text.
     """
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import ZMQMPEngine
 
@@ -47,7 +54,7 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
 
 
 class _PortPublisher(contextlib.nullcontext[None]):
-    """Replaces the shared dict and the condition that ``_mp_proc`` takes. Storing a port sends it through the pipe."""
+    """Replaces the shared dict and the condition that ``_mp_proc`` takes. Setting a port sends it through the pipe."""
 
     def __init__(self, report: Connection) -> None:
         super().__init__()
@@ -58,11 +65,11 @@ class _PortPublisher(contextlib.nullcontext[None]):
             self._report.send(("port", value))
 
     def notify(self) -> None:
-        """Do nothing: the reader of a pipe needs no waking."""
+        """Do nothing, because the reader of a pipe needs no notification."""
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent has ended, then end this process: by SIGTERM, and by force if that takes too long."""
+    """Wait until the parent process has ended. Then end this process by SIGTERM, or by force if that takes too long."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -109,7 +116,10 @@ def _start_mp_proc(
 
 
 def _receive(engine: Any) -> tuple[str, Any]:
-    """Return the next message of the engine's process. If it ended without one, return ``("failed", how it ended)``."""
+    """Return the next message of the engine's process, or ``("failed", reason)`` if it has ended without a message.
+
+    engine: the ZMQMPEngine in the parent. reason: a text that says how the process ended.
+    """
     try:
         return engine.start_report.recv()
     except (EOFError, OSError):  # OSError if it died in the middle of a message
@@ -152,7 +162,7 @@ def _init(
 
 
 def _abandon(engine: Any) -> None:
-    """Stop the client and the process of an engine that failed before it registered its own ``close``."""
+    """End the client and the process of an engine whose start failed before the engine registered its own ``close``."""
     if hasattr(engine, "rpc_client"):
         engine.rpc_client.stop()
     # Without an id, Ctrl-C cut the start short: the process gets incomplete instructions, and ends.

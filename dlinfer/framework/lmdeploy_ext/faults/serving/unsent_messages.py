@@ -1,4 +1,4 @@
-"""Close the sockets of a client whose engine died, without waiting for messages that nobody will read."""
+"""Close the sockets of a client whose engine has ended, without waiting for messages that can no longer be sent."""
 
 from typing import Any
 

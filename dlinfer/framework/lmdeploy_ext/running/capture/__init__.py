@@ -1,1 +1,1 @@
-"""Runs decoding steps as a device's own graphs: captures each batch size once over fixed buffers, then replays it."""
+"""Runs decoding steps as graphs that the device captures. Each batch size is captured once over fixed buffers."""

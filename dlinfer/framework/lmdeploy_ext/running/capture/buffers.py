@@ -1,4 +1,4 @@
-"""Fixed tensors that a captured graph reads. A step's inputs are copied into them before a replay."""
+"""Defines the fixed tensors that a captured graph reads. The inputs of a step are copied into them before a replay."""
 
 import dataclasses
 from typing import Any
@@ -11,9 +11,11 @@ NO_SLOT = -1
 
 
 class StepBuffers:
-    """Inputs of a decoding step of ``rows`` sequences, with block tables of up to ``blocks`` blocks.
+    """The inputs of a decoding step of ``rows`` sequences, with block tables of up to ``blocks`` blocks.
 
-    A padding row has the slot -1, so that it writes no cache. It reads ``padding_length`` keys, 0 means none.
+    A smaller batch is filled up with padding rows. Their cache slot is -1, so they write no keys and values. They
+    attend to
+    ``padding_length`` keys; 0 means none.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device, padding_length: int = 0) -> None:
@@ -30,7 +32,7 @@ class StepBuffers:
         self._ends_on_host = self._ends.cpu()
 
     def fill(self, inputs: dict[str, Any]) -> None:
-        """Copy a step's inputs into the buffers, and fill the remaining rows and blocks with padding."""
+        """Copy the inputs of a step into the buffers, and fill the remaining rows and blocks with padding."""
         meta = inputs["attn_metadata"]
         real, (_, wide) = meta.kv_seqlens.shape[0], meta.block_offsets.shape
         for buffer, own, padding in (
@@ -45,10 +47,11 @@ class StepBuffers:
         self.block_offsets[:real, :wide].copy_(meta.block_offsets)
 
     def inputs(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Return LMDeploy's keyword arguments for a forward that reads the buffers. step: those of a real step.
+        """Return the keyword arguments for a forward that reads the buffers. step: those of a real step's forward.
 
-        Sequence lengths are on the device only, where each replay reads them. A graph would keep a length on the host
-        as a constant.
+        The returned sequence lengths are all on the device, where each replay reads them. A graph would keep lengths on
+        the
+        host as constants.
         """
         meta = step["attn_metadata"]
         return step | {

@@ -1,6 +1,6 @@
-"""Decide which steps are captured: batch sizes, limits, and why a step is not captured.
+"""Decide which steps are captured: their batch sizes, the limits, and the reasons not to capture a step.
 
-One policy serves all devices that have graphs like CUDA's: it reads sizes and LMDeploy's metadata, not the device.
+One policy serves all devices with graphs like CUDA's, because it reads only sizes and LMDeploy's metadata.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PREFILL = "a prefill, whose number of tokens is seldom the same twice"
 
 
 def compatible_size(size: int) -> int:
-    """Return the smallest batch size of captured graphs that holds ``size`` sequences."""
+    """Return the smallest batch size of captured graphs that is at least ``size``."""
     if size <= _DOUBLING:
         return 1 << max(size - 1, 0).bit_length()
     step = _DOUBLING if size <= _FINE else _FINE
@@ -24,11 +24,12 @@ def compatible_size(size: int) -> int:
 
 @dataclass(frozen=True)
 class CapturePolicy:
-    """The limits of captures.
+    """The limits for capturing steps.
 
-    largest: the most sequences of a captured step. most_graphs: how many graphs are kept; each keeps the working memory
-    of a step. least_free: the fraction of the device's memory that must be free for a capture. adapters: whether the
-    model has LoRA adapters (LMDeploy's inputs do not tell: they always have adapter numbers).
+    largest: the most sequences of a captured step.
+    most_graphs: the most graphs that are kept. Each graph keeps the working memory of a step.
+    least_free: the fraction of the device's memory that must be free for another capture.
+    adapters: whether the model has LoRA adapters. LMDeploy's inputs do not tell, because they always have adapter ids.
     """
 
     largest: int
@@ -37,11 +38,14 @@ class CapturePolicy:
     adapters: bool = False
 
     def size(self, batch: int) -> int:
-        """Return the number of rows of the graph for ``batch`` sequences."""
+        """Return the number of rows of the graph that serves ``batch`` sequences."""
         return min(compatible_size(batch), self.largest)
 
     def why_not(self, inputs: Mapping[str, Any]) -> str | None:
-        """Return why a forward with LMDeploy's keyword arguments ``inputs`` can never be captured; None if it can."""
+        """Return a reason not to capture a forward with these inputs; None if it can be captured.
+
+        inputs: LMDeploy's keyword arguments of the forward. The reason holds for all forwards with such inputs.
+        """
         meta = inputs["attn_metadata"]
         if not meta.is_decoding:
             return PREFILL
@@ -61,7 +65,10 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Return why no further graph may be captured; None if one may. graphs: number so far. free, total: bytes."""
+        """Return a reason not to capture another graph; None if there is none.
+
+        graphs: the number of graphs so far. free, total: bytes of the device's memory.
+        """
         if graphs >= self.most_graphs:
             return f"the limit of {self.most_graphs} graphs is reached"
         if free < total * self.least_free:
@@ -70,5 +77,5 @@ class CapturePolicy:
 
 
 def places(tensors: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the address and the shape of each tensor. A captured graph is valid only while they stay the same."""
+    """Return (address, shape) of each tensor. A captured graph is valid only while these stay the same."""
     return tuple((t.data_ptr(), tuple(t.shape)) for t in tensors if isinstance(t, torch.Tensor))

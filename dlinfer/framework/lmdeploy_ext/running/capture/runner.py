@@ -24,9 +24,11 @@ logger = logging.getLogger("dlinfer")
 
 @dataclass
 class CaptureCounts:
-    """Counts of one engine's forwards: captures and replays by number of rows, eager forwards by reason.
+    """The numbers of one engine's forwards.
 
-    dropped: reason -> how often all graphs were dropped for it.
+    captures, replays: number of rows -> how many forwards captured or replayed a graph of this size.
+    eager: reason -> how many forwards ran eagerly.
+    dropped: reason -> how often all graphs were dropped.
     """
 
     captures: Counter[int] = field(default_factory=Counter)
@@ -52,12 +54,16 @@ class _Captured:
 
 
 class CaptureRunner(GraphRunner):
-    """Runs decoding steps as a device's graphs, and all else eagerly.
+    """Runs decoding steps as graphs of the device, and all other steps eagerly.
 
-    graphs_of: the device; its ``graph_class`` names the class of graphs. policy: decides what is captured; None
-    captures sizes up to LMDeploy's ``max_batch_size``. Raises NoDeviceGraphError. If a batch size cannot be captured, a
-    call raises CapturedStepError under the fallback policy ``error``. Under other policies this size runs eagerly until
-    the graphs are dropped.
+    graphs_of: the device, whose ``graph_class`` names the class of its graphs. policy: decides which steps are
+    captured;
+    None captures batches up to LMDeploy's ``max_batch_size``. Creating the runner raises NoDeviceGraphError if the
+    device
+    has no graphs.
+
+    If a batch size cannot be captured, the setting for fallbacks decides. With ``error`` the step raises
+    CapturedStepError. Otherwise steps of this size run eagerly until all graphs are dropped.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class CaptureRunner(GraphRunner):
         return _cut(captured.result, real)
 
     def reset(self) -> None:
-        """Drop all graphs. LMDeploy calls this when it sleeps, wakes or ends, as caches and weights move then."""
+        """Drop all graphs. LMDeploy calls this when it sleeps, wakes or ends, because caches and weights move then."""
         super().reset()
         self._drop("LMDeploy reset its graphs")
         self._caches, self._held = None, []
@@ -135,10 +141,11 @@ class CaptureRunner(GraphRunner):
         self._refused.clear()
 
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
-        """Run a step eagerly over its buffers, capture it for later steps, and return the eager result.
+        """Run a step eagerly over new buffers, capture it for later steps, and return the eager result.
 
-        The eager run does what happens only once, such as repacking weights. The step may run twice, because it writes
-        the same numbers to the same cache slots.
+        rows: the number of rows of the graph. The eager run does everything that happens only once, such as repacking
+        weights.
+        The capture may run the step a second time, because it then writes the same numbers to the same cache slots.
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
@@ -164,7 +171,7 @@ class CaptureRunner(GraphRunner):
         return result
 
     def _recorded(self, graph: Any, rows: int, inputs: dict[str, Any]) -> Any:
-        """Capture a step. Return its result, which each replay overwrites; a CapturedStepError if capture fails."""
+        """Capture a step. Return its result, which every replay overwrites, or a CapturedStepError for a failure."""
         graph.capture_begin()
         try:
             held = self.model(**inputs)
@@ -181,7 +188,7 @@ class CaptureRunner(GraphRunner):
 
 
 def _graph_class(device: Device) -> Callable[[], Any]:
-    """Return the class of graphs in a device's torch package. Raises NoDeviceGraphError if it has none."""
+    """Return the class of a device's graphs. Raises NoDeviceGraphError if the device's torch package has none."""
     graph_class = getattr(device.streams, device.graph_class or "", None)
     if graph_class is None:
         module = getattr(device.streams, "__name__", type(device.streams).__name__)
@@ -190,13 +197,19 @@ def _graph_class(device: Device) -> Callable[[], Any]:
 
 
 def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
-    """Return the sequence length of each row, 0 for padding rows. LMDeploy's step has them on the host."""
+    """Return the sequence length of each row, with 0 for padding rows. kwargs: LMDeploy's arguments of the step.
+
+    The lengths are read from the host's copy.
+    """
     lengths = kwargs["attn_metadata"].kv_seqlens_cpu.tolist()
     return lengths + [0] * (rows - len(lengths))
 
 
 def _cut(result: Any, real: int) -> Any:
-    """Return a copy of a result without padding rows: hidden states [1, real, hidden]. Replays do not change it."""
+    """Return a copy of a forward's result without padding rows, which later replays do not overwrite.
+
+    real: the number of other rows. Hidden states become [1, real, hidden].
+    """
     if isinstance(result, torch.Tensor):
         return result[:, :real].clone()
     return result | {"hidden_states": result["hidden_states"][:, :real].clone()}
