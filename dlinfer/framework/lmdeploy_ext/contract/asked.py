@@ -91,8 +91,7 @@ class Asked:
         """Yield a finding for each import or call of ``dlinfer`` that this package cannot serve as LMDeploy uses it.
 
         The finding is a Drift, or an Elsewhere if the device of ``reach`` never runs the code. A name or an op that
-        LMDeploy
-        uses in ``record``, but no longer uses in this source tree, gives a Drift too.
+        LMDeploy uses in ``record``, but no longer uses in this source tree, gives a Drift too.
         """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)
@@ -120,8 +119,7 @@ def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
 
     The result is (kind, used, offered, next step). An import differs if ``dlinfer`` lacks the name. A call differs if
     ``dlinfer`` lacks the op, if the arguments do not bind to the signature, or if the arguments of an op differ from
-    those
-    in ``record``.
+    those in ``record``.
     """
     target = resolve(use.name)
     if use.call is None:

@@ -38,8 +38,7 @@ def changed(
 
     version: LMDeploy's version, which chooses the record. source: a function that returns LMDeploy's folder.
     recorded: the folder of records. A file whose digest equals the recorded digest is not parsed, so checking a
-    reviewed
-    release takes milliseconds.
+    reviewed release takes milliseconds.
     """
     record, root = records.nearest(version, recorded), source()
     others = {file for file, known in record.files.items() if digest(root / file) != known}

@@ -19,8 +19,7 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
 
     source: the folder that holds the package ``lmdeploy``; None takes the installed package. recorded: the folder of
     records. The comparison takes some seconds and only reads files. Raises FrameworkSourceError if the source is
-    missing
-    or cannot be parsed.
+    missing or cannot be parsed.
     """
     tree = Tree(source if source is not None else installed_source())
     adaptor = _adaptor()

@@ -109,8 +109,7 @@ class Adaptor:
         """Return (our module, syntax tree) of the code that builds a BuildSpec.
 
         backend: our backend's module. value: the BuildSpec's value in its table ``_OURS``. If the value names a
-        function of
-        another module, the syntax tree is that of the whole other module.
+        function of another module, the syntax tree is that of the whole other module.
         """
         first, *rest = dotted(value).split(".")
         home = self.tree.module(backend.imports.get(first, ""))

@@ -33,9 +33,9 @@ _FOLLOWED = (f"{BACKENDS}.dlinfer", f"{BACKENDS}.default", f"{_KERNELS}.dlinfer"
 
 
 def vendor_of(module: str, name: str) -> str:
-    """Return the only vendor device whose code uses ``name``, judged by names alone; empty if no vendor is named.
+    """Return the vendor's device that a use of ``name`` in ``module`` is meant for; empty if it may be any device.
 
-    module: the LMDeploy module that uses the name. name: a ``dlinfer`` name. Either one may contain a vendor's name.
+    module: a module of LMDeploy's. name: a ``dlinfer`` name. Either one may contain the name of a vendor's device.
     """
     for device in VENDORS:
         if within(module, f"{BACKENDS}.dlinfer.{device}") or re.search(rf"[._]{device}|{device}_", name):
@@ -79,8 +79,8 @@ class Reach:
         """Return (vendor, reason) if this device does not run a definition of LMDeploy's; else two empty strings.
 
         module, definition: the module and the name of LMDeploy's top-level definition. name: the ``dlinfer`` name that
-        the
-        definition uses. The returned vendor is the only device that runs the definition, or empty if that is not known.
+        the definition uses. The returned vendor is the only device that runs the definition, or empty if that is not
+        known.
         """
         vendor = vendor_of(module.name, name)
         if vendor and vendor != self.device:

@@ -22,7 +22,7 @@ SERVED = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 """LMDeploy's model classes that we serve with 4-bit experts, because we have compared the tokens that they generate."""
 
 INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of config.json that may hold the in_features of down projections, dense layers' or experts'."""
+"""Keys of config.json that may hold the in_features of down projections, in dense layers or in experts."""
 
 _INSIDE = ("text_config", "llm_config", "language_config")
 
@@ -67,8 +67,7 @@ class Plan:
     """The plan of a checkpoint's conversion.
 
     config: the ``quantization_config`` that LMDeploy gets. None means that LMDeploy loads the model as an unquantised
-    one,
-    and only our own layer knows that its weights are packed.
+    one, and only our own layer knows that its weights are packed.
     convert: the function that converts each tensor.
     packs: whether the files hold floating-point weights, which take fewer bytes in memory than in the files.
     """

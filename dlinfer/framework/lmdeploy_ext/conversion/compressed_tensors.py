@@ -5,9 +5,9 @@ checkpoint has these tensors:
 
 - ``pack-quantized``: ``weight_packed`` int32 [out, in / 8], which holds the weight's numbers plus 8; ``weight_scale``
   [out, groups]; ``weight_shape``; for asymmetric weights also ``weight_zero_point`` int32 [out / 8, groups];
-- ``int-quantized`` and ``float-quantized``: ``weight`` in 8 bits [out, in]; ``weight_scale``, which is [out, 1] if
-  each row has a scale, and [1] if the tensor has one, and otherwise has one scale for each block; ``input_scale`` [1]
-  if the input's scale is static.
+- ``int-quantized`` and ``float-quantized``: ``weight`` in 8 bits [out, in]; ``weight_scale``, which is [out, 1] if each
+  row has a scale, and [1] if the tensor has one, and otherwise has one scale for each block; ``input_scale`` [1] if the
+  input's scale is static.
 
 Early releases used the name ``naive-quantized`` for both ``int-quantized`` and ``float-quantized``.
 """
@@ -87,8 +87,8 @@ def plan(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 def _check_ignored(rules: list[str], checkpoint: Checkpoint) -> None:
     """Refuse ignore rules that LMDeploy cannot follow. A rule names layers that stay in floats.
 
-    The rules must keep lm_head in floats, and no linear layer of the decoder. As an exception, they may keep all linear
-    layers except the experts in floats (``_experts_alone``).
+    The rules must keep lm_head in floats, and must not keep a linear layer of the decoder in floats. As an exception,
+    they may keep all linear layers of the decoder except the experts in floats (``_experts_alone``).
     """
     layers = _decoder_layers(checkpoint)
     alone = _experts_alone(rules, checkpoint)

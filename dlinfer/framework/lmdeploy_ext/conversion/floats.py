@@ -122,11 +122,10 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
 def packed_head(
     weights: Iterable[tuple[str, Tensor]], model: torch.nn.Module
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a weight file. If ``model`` has a packed output projection, yield that projection as int8.
+    """Yield the tensors of a weight file, with the output projection packed to int8 if ``model`` has it packed.
 
-    The same holds for the embedding if it is tied to the output projection. A stored output projection is then left
-    out.
-    Raises UnsupportedFeatureError for a packed tensor with infinities or NaN.
+    If the output projection is tied to the embedding, the embedding is packed instead, and a stored output projection
+    is left out. Raises UnsupportedFeatureError for a packed tensor with infinities or NaN.
     """
     parameters = {name for name, _ in model.named_parameters()}
     tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]

@@ -27,8 +27,7 @@ def pieces(weight: Tensor, most: int) -> tuple[Tensor, ...]:
     """Split a weight [out, in] by rows into pieces of at most ``most`` elements.
 
     A piece has a multiple of ``ROWS`` rows, except the last. If ``ROWS`` rows have more than ``most`` elements, each
-    piece
-    has ``ROWS`` rows.
+    piece has ``ROWS`` rows.
     """
     return weight.split(max(most // max(weight.shape[1], 1) // ROWS, 1) * ROWS)
 

@@ -1,9 +1,9 @@
 """Converts 4-bit weights from the layouts of GPTQ and compressed-tensors to the layouts of LMDeploy's layers.
 
 LMDeploy's AWQ layers have one group size for the whole model. It must divide the in_features of each layer, and the
-out_features of layers that LMDeploy joins into one. LMDeploy's experts for compressed-tensors have symmetric groups
-of 32 inputs with bfloat16 scales. If the files have larger groups, each group becomes several groups with equal scales
-and zero points.
+out_features of layers that LMDeploy joins into one. LMDeploy's experts for compressed-tensors have symmetric groups of
+32 inputs with bfloat16 scales. If the files have larger groups, each group becomes several groups with equal scales and
+zero points.
 """
 
 import math
@@ -46,11 +46,10 @@ def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpo
 
 
 def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
-    """Split each stored group into groups of ``group`` inputs, and repeat the group's row for each of them.
+    """Return the rows of smaller groups. Each has ``group`` inputs, and the row of the stored group that contains it.
 
     rows: the scales or zero points, with one row for each stored group. inputs: the layer's in_features. stored: the
-    stored
-    group size; 0 if all inputs form one group. name: the tensor's name, for error texts.
+    stored group size; 0 if all inputs form one group. name: the tensor's name, for error texts.
     """
     size = stored or inputs
     detail = f"with {rows.shape[0]} groups of {size} inputs in {name}, which has {inputs} inputs"
@@ -147,8 +146,7 @@ def plan_of_experts(stored: int, symmetric: bool, checkpoint: Checkpoint) -> Pla
     """Return the plan that converts a compressed-tensors checkpoint with only the experts packed.
 
     stored: the group size; 0 if all inputs form one group. Raises UnsupportedFeatureError for zero points, and for
-    sizes
-    and group sizes that are not multiples of 32.
+    sizes and group sizes that are not multiples of 32.
     """
 
     def require(is_served: Any, detail: str) -> None:

@@ -55,10 +55,11 @@ def _unlisted(modules: Any) -> list[str]:
 
 
 def _rule_of_its_own(rules: Mapping[str, Any]) -> str:
-    """Return the first of GPTQModel's ``dynamic`` rules that concerns linear layers of the decoder; else empty.
+    """Return the first of GPTQModel's ``dynamic`` rules that we cannot follow; an empty text if there is none.
 
-    A rule is a regular expression for layer names. The prefix ``-:`` means that matching layers stay in floats. A rule
-    without this prefix sets other options, so it is always returned.
+    A rule is a regular expression for layer names. With the prefix ``-:`` it keeps the matching layers in floats. We
+    can follow such a rule if it matches no linear layer of the decoder other than routers. A rule without the prefix
+    gives the matching layers other options, which we cannot follow.
     """
     inside = ("self_attn", "mlp", "mlp.experts.0", "mlp.shared_expert")
     names = [f"model.layers.0.{part}.{name}" for part in inside for name in _LAYERS]

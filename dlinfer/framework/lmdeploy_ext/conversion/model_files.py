@@ -182,14 +182,11 @@ def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield (prefix + name, tensor) for each tensor of a safetensors file, with little memory.
 
     The package safetensors would need more memory. It maps files as writable, and Linux refuses that for a file larger
-    than
-    the memory. It also keeps pages resident until the file is closed, so a checkpoint would be in memory twice while it
-    is
-    packed. This function releases a tensor's pages before it yields the next tensor.
+    than the memory. It also keeps pages resident until the file is closed, so a checkpoint would be in memory twice
+    while it is packed. This function releases a tensor's pages before it yields the next tensor.
 
     Each tensor is a view of the file, so do not write to it. You may keep it: a later access reads its pages from the
-    file
-    again. Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
+    file again. Raises UnsupportedFeatureError, before the first tensor, for a dtype that is not in ``DTYPES``.
     """
     path = Path(path)
     tensors = header(path).values()

@@ -41,10 +41,9 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
     LMDeploy does not know this method and loads an unquantised model. Our layer in ``layers/moe`` takes the tensors
     unchanged. Format: OCP Microscaling Formats specification 1.0. Each projection of the experts has ``..._blocks``
-    uint8
-    [experts, out, in / 32, 16] and ``..._scales`` uint8 [experts, out, in / 32]. Each byte of ``..._blocks`` holds two
-    E2M1
-    numbers, the first in the lower half. Each scale is a power of two in E8M0. All other weights have 16 bits.
+    uint8 [experts, out, in / 32, 16] and ``..._scales`` uint8 [experts, out, in / 32]. Each byte of ``..._blocks``
+    holds two E2M1 numbers, the first in the lower half. Each scale is a power of two in E8M0. All other weights have 16
+    bits.
     """
     is_known = model.get("model_type") == "gpt_oss"
     Checkpoint("mxfp4", config, model).require(is_known, "in a model other than gpt-oss")
@@ -52,7 +51,7 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def asked_bits() -> str:
-    """Return the value of DLINFER_CPU_WEIGHTS. It is empty if no device is active, or one with a memory of its own."""
+    """Return the value of DLINFER_CPU_WEIGHTS. It is empty unless the active device uses the host's memory."""
     bits = settings.current().cpu_weights
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
@@ -73,8 +72,7 @@ def packs_head(config: Any) -> bool:
 
     DLINFER_CPU_HEAD decides. If it is unset, the output projection is packed if the other weights are packed while they
     load. It is never packed on a device with a memory of its own. config: LMDeploy's ``quantization_config``, or None
-    if
-    the model is not quantised.
+    if the model is not quantised.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":

@@ -1,7 +1,7 @@
 """Decides by transformers' rule whether the output projection is tied to the embedding.
 
-transformers ties them if ``tie_word_embeddings`` is true. But if the files hold a separate output projection with other
-values, transformers uses both tensors and warns. LMDeploy ignores a stored output projection whenever
+transformers ties the two if ``tie_word_embeddings`` is true. But if the files hold a separate output projection with
+other values, transformers uses both tensors and warns. LMDeploy ignores a stored output projection whenever
 ``tie_word_embeddings`` is true.
 """
 

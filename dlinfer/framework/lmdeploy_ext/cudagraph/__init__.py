@@ -1,1 +1,1 @@
-"""Graph runners that LMDeploy's own backends for other devices than CUDA import from this package."""
+"""Provides names that LMDeploy's own backends for devices other than CUDA import from this package."""

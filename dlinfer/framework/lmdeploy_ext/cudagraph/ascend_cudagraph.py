@@ -1,4 +1,4 @@
-"""Names that LMDeploy 0.18's own Ascend backend imports: a model runner, and the batch sizes of graphs.
+"""Provides the names that LMDeploy 0.18's own Ascend backend imports: a model runner, and the batch sizes of graphs.
 
 For ``device_type="ascend"`` LMDeploy uses this adaptor's backend. With these names LMDeploy's own backend
 (``backends/dlinfer/ascend``) stays usable in eager mode. This file imports nothing of LMDeploy.

@@ -29,7 +29,7 @@ _torch_device: str | None = None
 _changed: Callable[[], Iterable[tuple[Patch, str]]] = tuple
 _told: set[str] = set()
 _uses: set[str] = set()
-"""The model types and features that this process's engine uses. Their essential patches must fit LMDeploy."""
+"""The model types and features that this process's engine uses. Their essential patches must match LMDeploy."""
 
 
 def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[tuple[Patch, str]]]) -> None:
@@ -37,8 +37,7 @@ def provide(records: Callable[[], list[Patch]], changed: Callable[[], Iterable[t
 
     records: returns all patches.
     changed: returns (patch, reviewed release) for each patch whose LMDeploy function has another body than in the
-    reviewed
-    release.
+    reviewed release.
     """
     global _records, _changed
     _records, _changed = records, changed
@@ -73,9 +72,11 @@ def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[...,
 
 
 def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
-    """Return the error for an unsupported feature. device_type: the device it names; None names the active one.
+    """Return an UnsupportedFeatureError.
 
-    feature: the feature. advice: the user's next step.
+    feature: the thing that is not supported. advice: the user's next step. device_type: the device that the error
+    names;
+    None for the active device.
     """
     named = device_type or _active
     where = f"device_type {named!r}" if named else "a device of dlinfer's"
@@ -134,7 +135,7 @@ def activate(device_type: str) -> None:
 
 
 def check_device(device_type: str) -> None:
-    """Raise an error if an engine on ``device_type`` cannot be built beside the active device. Without one, do nothing.
+    """Raise an error if an engine on ``device_type`` cannot be built. If none of our devices is active, do nothing.
 
     Raises DeviceConflictError if ``device_type`` is not the active device, because the device view translates "cuda" to
     the active device in the whole process. Raises PatchError if an essential patch does not match the installed

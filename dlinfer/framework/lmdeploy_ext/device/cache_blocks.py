@@ -17,7 +17,7 @@ NOT_CHOSEN = -1
 """LMDeploy's default of ``kernel_block_size``. It makes LMDeploy use ``block_size`` for both sizes."""
 
 LMDEPLOY_DEFAULT = 64
-"""LMDeploy's default of ``block_size``. If the vendor's blocks are larger, it counts as not set by the user."""
+"""LMDeploy's default of ``block_size``. If the vendor's blocks are larger, this value counts as not set."""
 
 
 def layout(device: str) -> KVCacheLayout:

@@ -19,8 +19,7 @@ def wish_for(tensors: Iterable[Tensor]) -> None:
     """Ask the system to put tensors in host memory into huge pages. Without MADV_HUGEPAGE this does nothing.
 
     Call this before the tensors are written, because the system moves written memory late or never. A huge page may
-    also
-    hold a part of a neighbouring tensor.
+    also hold a part of a neighbouring tensor.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return

@@ -111,7 +111,7 @@ class TorchView(ModuleType):
 
 
 def _device_class(translate: Callable[..., torch.device]) -> type:
-    """Return a class that replaces ``torch.device``. A call of the class returns ``translate(...)``.
+    """Return a class that replaces ``torch.device``. Calling the class calls ``translate`` with the same arguments.
 
     isinstance works with the class as with ``torch.device``.
     """

@@ -33,8 +33,7 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
     """Return the model that ``make`` builds. Raises ModelMemoryError if its weights exceed the free memory.
 
     The free memory is read before ``make`` runs, because some parameters are written when they are created. Parameters
-    in
-    host memory are put into huge pages if the system has them. tied: whether the output projection is tied to the
+    in host memory are put into huge pages if the system has them. tied: whether the output projection is tied to the
     embedding.
     """
     memory = activation.device().memory()

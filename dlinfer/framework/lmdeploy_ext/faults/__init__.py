@@ -1,1 +1,1 @@
-"""Corrects faults of LMDeploy that cause wrong answers or end a server. Once a release fixes a fault, drop its file."""
+"""Corrects faults of LMDeploy that cause wrong answers or end a server. A file goes once a release fixes its fault."""

@@ -10,21 +10,18 @@ GRAPHS = 70 << 20
 
 FLOAT32 = 4
 KEPT = 2
-"""The number of layers with resident buffers: the allocator also keeps the previous layer's, which have other sizes."""
+"""Layers with resident buffers: the current one, and the previous one, whose buffers have other sizes."""
 
 
 def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
     """Return the number of elements that one token takes in the buffers of a layer.
 
     All layers have buffers for the residual, for the normed input, and for the joint projection of q, k and v before
-    and
-    after rotation. Each expert that the token goes to has buffers for the joint projection of gate and up, for the
-    product
-    of gate and up, and for the expert's result.
+    and after rotation. Each expert that the token goes to has buffers for the joint projection of gate and up, for the
+    product of gate and up, and for the expert's result.
 
     hidden, intermediate: hidden_size and intermediate_size of config.json. attention: width of the joint projection of
-    q,
-    k and v. experts: the number of experts that a token goes to; 0 for a dense layer.
+    q, k and v. experts: the number of experts that a token goes to; 0 for a dense layer.
     """
     mlp = 3 * intermediate * max(experts, 1) + hidden * experts
     return 2 * hidden + 2 * attention + mlp
@@ -54,8 +51,7 @@ class Memory:
     graphs: bytes of compiled graphs and the compiler; 0 in eager mode.
     weights: bytes of the weights in the dtype that is loaded. Tied weights count once.
     mapped: bytes of weight files that are resident at most while weights load: the largest file, or the largest tensor
-    if
-        a tensor's pages are released after it.
+        if a tensor's pages are released after it.
     kv_cache: bytes of the KV cache, which is allocated as a whole and zeroed at the start.
     activations: bytes of the buffers of the largest prefill.
     logits: bytes of the logits of a full batch, with sampling's buffers.

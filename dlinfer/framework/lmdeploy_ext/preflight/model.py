@@ -168,8 +168,7 @@ def kv_blocks(built: Built, free: int) -> tuple[int, int]:
     """Return (KV cache blocks, tokens of a prefill) that an engine would choose with ``free`` bytes of memory.
 
     LMDeploy's own planner chooses them, with the adaptor's patches. Raises MemoryPlanError if the cache does not fit
-    into
-    the memory.
+    into the memory.
     """
     from lmdeploy.pytorch.engine.executor import base
 

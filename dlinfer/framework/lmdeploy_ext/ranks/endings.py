@@ -47,7 +47,7 @@ class Watch:
         threading.Thread(target=self._run, name="dlinfer_watch", daemon=True).start()
 
     def close(self) -> None:
-        """Do nothing when a rank ends from now on."""
+        """Make the thread ignore ranks that end from now on."""
         self._closed = True
 
     def check(self) -> None:

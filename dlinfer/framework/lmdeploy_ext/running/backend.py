@@ -106,7 +106,7 @@ class OpsBackend(DlinferOpsBackend):
 
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
-        """Add attention metadata, MoE metadata and new position ids to a step's StepContext, and return it."""
+        """Set the attention metadata, MoE metadata and position ids of a step's StepContext, and return it."""
         step_context.attn_metadata = attention.step_metadata(step_context)
         step_context.position_ids = rope_lengths.of_step(step_context)
         distribution = get_dist_manager().current_context()

@@ -71,9 +71,8 @@ def model_identity(model: torch.nn.Module, **contexts: Any) -> str:
     """Return a text with all that a model's graphs depend on: code, configurations, and the weights' dtypes and sizes.
 
     contexts: name -> LMDeploy's object (the build context, and the configurations of model, cache and backend). Values
-    of
-    weights are not included, because weights are inputs of the graphs. So checkpoints that differ only in values share
-    graphs.
+    of weights are not included, because weights are inputs of the graphs. So checkpoints that differ only in values
+    share graphs.
     """
     weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     layers = {type(module) for module in model.modules()}

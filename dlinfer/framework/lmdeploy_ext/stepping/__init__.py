@@ -1,1 +1,1 @@
-"""Patches on the engine's steps: a thread for the model, prefill joined with decoding, sizes of prompt chunks."""
+"""Patches the steps of LMDeploy's engine: they run on a thread of their own, share forwards, and have small chunks."""

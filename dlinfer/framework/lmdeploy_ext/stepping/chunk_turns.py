@@ -1,9 +1,9 @@
 """Let a decoding step run before each chunk of a long prompt, including the last chunk.
 
-LMDeploy runs a decoding step between the chunks of a prompt, with two exceptions. It may run the last chunk right
-after the chunk before it, and it may run a chunk right after short prompts. A chunk takes long on a host, and other
-users' streams then wait for two prefills. Here the last chunk waits for one decoding step at most, because LMDeploy
-sends the chunk after that step.
+LMDeploy runs a decoding step between the chunks of a prompt, with two exceptions. It may run the last chunk right after
+the chunk before it, and it may run a chunk right after short prompts. A chunk takes long on a host, and other users'
+streams then wait for two prefills. Here the last chunk waits for one decoding step at most, because LMDeploy sends the
+chunk after that step.
 """
 
 from typing import Any

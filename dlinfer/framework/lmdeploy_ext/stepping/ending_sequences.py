@@ -24,8 +24,7 @@ def decodes_on(maker: Any, is_ahead: bool) -> bool:
     """Return whether a sequence of the running batch needs another decoding step.
 
     maker: LMDeploy's InputsMaker. is_ahead: whether the latest step still computes. That step will add a token to each
-    of
-    its sequences.
+    of its sequences.
     """
     from lmdeploy.pytorch.messages import MessageStatus
 

@@ -28,8 +28,7 @@ async def following(agent: Any, seconds: float) -> dict[str, Any] | None:
     """Take the next step's arguments from the model agent's queue, as the agent's loop does.
 
     The result is None if no step comes within ``seconds``. With several ranks, the first rank decides whether the step
-    came
-    in time, and the other ranks follow its decision.
+    came in time, and the other ranks follow its decision.
     """
     context = agent.dist_ctx
     if context.dist_config.world_size == 1:
@@ -119,8 +118,7 @@ class _Joined:
         """Return the decoding step's output at the first call, and the prefill step's output at the second call.
 
         The first call runs ``original`` for both steps, and the second call returns the stored output. If the steps
-        cannot
-        share a forward, each call runs ``original`` for its own step.
+        cannot share a forward, each call runs ``original`` for its own step.
         original: LMDeploy's forward, which takes ModelInputs. inputs: ModelInputs of the step that calls.
         """
         if not self._is_first:
@@ -144,8 +142,7 @@ class _Joined:
         """Return the decoding step's logits at the first call, and the prefill step's logits at the second call.
 
         original: a function from hidden states [1, rows, H] to logits [1, rows, V]. hidden: the hidden states of the
-        step that
-        calls.
+        step that calls.
         """
         if self._second_logits is not None:
             return self._second_logits
@@ -162,9 +159,8 @@ class _Joined:
         """Return the indices of decoding rows whose sequence still owns its cache blocks; None if all do.
 
         decoding: ModelInputs of the decoding step. A sequence that ended while this step was prepared has lost its
-        blocks, and
-        a prompt may own them now. The ended sequence's row and the prompt would write to the same slots, in undefined
-        order.
+        blocks, and a prompt may own them now. The ended sequence's row and the prompt would write to the same slots, in
+        undefined order.
         The row can be left out, because its result is never read.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
@@ -185,7 +181,7 @@ class _Joined:
 _OF_THE_STEP = frozenset(
     "logits_indices seq_logit_length is_chunk is_first_chunk is_last_chunk is_chunk_multimodal".split()
 )
-"""Fields of ModelInputs that do not affect a step's forward: they are read after it."""
+"""Fields of ModelInputs that do not affect a step's forward, because the step reads them afterwards."""
 
 
 def join(decoding: Any, prompts: Any) -> Any | None:

@@ -19,7 +19,7 @@ FOLLOWED = "dlinfer_followed"
 
 
 RANKS_BESIDE = 256
-"""Prompt tokens of a step beside decoding if several ranks compute it, because the steps of ranks are not timed."""
+"""The most prompt tokens of a step while sequences decode, if several ranks run. Steps of ranks are not timed."""
 
 
 def _takes_turns(maker: Any, is_ahead: bool) -> bool:
@@ -128,7 +128,7 @@ def _would_decode_in_vain(maker: Any) -> bool:
 
 
 def _is_one_process(executor: Any) -> bool:
-    """Return whether LMDeploy's engine runs the model in its own process. Only there steps are timed."""
+    """Return whether LMDeploy's engine runs the model in its own process. Steps are timed only then."""
     from lmdeploy.pytorch.engine.executor.uni_executor import UniExecutor
 
     return isinstance(executor, UniExecutor)

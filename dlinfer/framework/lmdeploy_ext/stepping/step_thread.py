@@ -35,16 +35,14 @@ _NAME = "dlinfer_steps"
 
 
 class StepThread:
-    """Runs the steps of one model agent one after the other, on a thread with its own event loop for these coroutines.
+    """Runs the steps of one model agent one after the other, on a thread with its own event loop.
 
     idle: a lock that is held while a step runs. Code that changes weights or caches takes this lock first.
     era: a number that grows whenever weights or caches are released. A step of an earlier era never runs.
 
     The engine's loop gets the outputs of a step once the next step computes. The loop needs a millisecond or two of
-    Python
-    for them, which would otherwise delay the next step. For the same reason the thread itself starts the next step if
-    it is
-    ready, instead of waiting until the loop wakes up.
+    Python for them, which would otherwise delay the next step. For the same reason the thread itself starts the next
+    step if it is ready, instead of waiting until the loop wakes up.
     """
 
     def __init__(self) -> None:

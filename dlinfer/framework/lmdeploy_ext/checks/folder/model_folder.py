@@ -1,8 +1,8 @@
 """Refuses a broken or unsupported model folder before an engine starts. The error names the file and its fault.
 
-Without these checks LMDeploy fails late, with an error of another library, such as "Repo id must be in the form ..."
-or "Unknown weight type". It notices a truncated file only after it has loaded the files before that file. The checks
-read configurations and the headers of weight files, but no weights.
+Without these checks LMDeploy fails late, with an error of another library, such as "Repo id must be in the form ..." or
+"Unknown weight type". It notices a truncated file only after it has loaded the files before that file. The checks read
+configurations and the headers of weight files, but no weights.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Refuses LoRA adapters that LMDeploy would serve wrongly. Checks the adapter's folder first, later the built model.
 
-LMDeploy has three faults here. It reads only target modules, rank and alpha from PEFT's configuration, and ignores
-all other options. It allocates A and B for each layer with a target module, and never checks whether the adapter has
-values for them. And it ignores that some model classes permute or split weights while loading. So we serve adapters
-only on model classes that generated the same tokens as PEFT in a test. The checks read names and sizes of weights, not
-their values.
+LMDeploy has three faults here. It reads only target modules, rank and alpha from PEFT's configuration, and ignores all
+other options. It allocates A and B for each layer with a target module, and never checks whether the adapter has values
+for them. And it ignores that some model classes permute or split weights while loading. So we serve adapters only on
+model classes that generated the same tokens as PEFT in a test. The checks read names and sizes of weights, not their
+values.
 """
 
 import re
@@ -79,8 +79,7 @@ class Adapter:
         """Return the adapter's target_modules.
 
         Raises AdapterFolderError if its configuration has an option that LMDeploy ignores, or has an invalid rank,
-        alpha or
-        target_modules.
+        alpha or target_modules.
         """
         config = self._config()
         for key, plain in _PLAIN.items():
@@ -216,7 +215,9 @@ def _path(model: torch.nn.Module, module: str) -> str:
 def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str, tuple[int, int]]:
     """Return path in LMDeploy's model -> (in_features, out_features), for each module that ``target`` names.
 
-    target: one of the adapter's target_modules. Raises AdapterFolderError if it names no module, or one without LoRA.
+    target: one of the adapter's target_modules. Raises AdapterFolderError if ``target`` names no module, or a module
+    that
+    does not support LoRA in LMDeploy.
     """
     from lmdeploy.pytorch.adapter.adapter import find_all_target
     from lmdeploy.pytorch.nn.linear.base import LinearBase

@@ -26,7 +26,7 @@ W8A8_SERVED = [
     for name in "Llama Qwen2 Qwen3 Mistral InternLM2 InternLM3 Phi3 Mixtral Qwen2Moe".split()
 ]
 """LMDeploy's classes that support smooth_quant: their quantised norms feed only linear layers. Other classes also
-quantise norms of heads or of layer outputs, and use their results as if these were in floats.
+quantise norms of heads or of layer outputs, and use the quantised results as if they were floats.
 """
 
 _FLOATS = "its attention reads only floating-point weights"

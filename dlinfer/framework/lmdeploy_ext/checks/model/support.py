@@ -43,7 +43,7 @@ SERVED_VISION = {
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
-"""Served vision-language architecture -> the key of its language model's configuration; empty if that is not nested."""
+"""Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
@@ -103,7 +103,7 @@ def quantisation_of(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], An
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the nested configuration of a vision-language model's language model.
 
-    The result is None if LMDeploy's class is not in ``SERVED_VISION``, or if the configuration is not nested.
+    The result is None if no architecture is in ``SERVED_VISION``, or if the configuration is not nested.
     """
     for name in config.get("architectures") or []:
         inside = config.get(SERVED_VISION.get(name) or "")

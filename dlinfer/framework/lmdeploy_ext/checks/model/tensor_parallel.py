@@ -12,7 +12,7 @@ COMPARED = [f"{name}ForCausalLM" for name in _NAMES.split()]
 """LMDeploy's classes of the model families that tests/e2e/test_tensor_parallel.py compares."""
 
 COMPARED_PACKED = {"awq": ("LlamaForCausalLM",), "smooth_quant": ("LlamaForCausalLM",)}
-"""LMDeploy's name of a format of few bits -> the classes that are compared in it."""
+"""Quantisation method -> LMDeploy's classes that the test compares with this method."""
 
 _MOST_RANKS = 8
 """LMDeploy's executor 'mp' addresses ranks by the 8 bits of a mask."""

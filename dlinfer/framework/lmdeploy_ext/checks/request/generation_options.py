@@ -1,9 +1,9 @@
 """Checks a request's generation options before any work is done. The error names the field.
 
-LMDeploy 0.18 asserts on invalid values of some fields, and silently replaces those of others by defaults. Two invalid
-values crash the engine's loop: ``min_new_tokens`` beyond 64 bits (in ``torch.tensor``), and a
-``repetition_ngram_size`` above LMDeploy's repetition window. A ``GenerationConfig`` is checked when it is created, and
-again when its request arrives, since its fields may have changed.
+LMDeploy 0.18 fails an assertion for an invalid value of some fields, and silently replaces an invalid value of other
+fields by the default. Two invalid values crash the engine's loop: ``min_new_tokens`` beyond 64 bits (in
+``torch.tensor``), and a ``repetition_ngram_size`` above LMDeploy's repetition window. A ``GenerationConfig`` is checked
+when it is created, and again when its request arrives, since its fields may have changed.
 """
 
 import math
@@ -89,7 +89,7 @@ _TAKES: dict[str, _Number | _List] = {
     "repetition_ngram_threshold": _Number(high=_INT32),
 }
 _NOT_OF_THE_ENGINE = ("n", "stop_words", "bad_words", "logprobs")
-"""Fields that are not checked in SamplingParam. It lacks them, or has other values there (stop_words: token ids)."""
+"""Fields that SamplingParam lacks, or that hold other values there (stop_words: token ids). They are not checked."""
 
 
 def check_generation(config: Any) -> None:

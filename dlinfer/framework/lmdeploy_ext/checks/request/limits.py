@@ -102,8 +102,7 @@ async def _within(seconds: float | None, app: App, scope: Any, receive: Any, sen
 
     After a cancellation the client gets HTTP status 504. If a stream has already started, its last event is an error
     instead. LMDeploy's endpoints treat a cancellation as the normal end of an answer, so everything that they send
-    after
-    the cancellation is dropped.
+    after the cancellation is dropped.
     """
     started: dict[bytes, bytes] | None = None
 

@@ -151,8 +151,7 @@ class _Completion:
         """Yield (CompletionResponseStreamChoice, new token ids) for each engine output of each choice.
 
         The outputs come in the order of their arrival. The list of token ids is empty for an echoed prompt. If a choice
-        fails,
-        this generator raises the choice's error.
+        fails, this generator raises the choice's error.
         """
         from lmdeploy.serve.openai.protocol import CompletionResponseStreamChoice
 

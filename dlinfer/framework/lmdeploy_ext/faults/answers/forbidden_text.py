@@ -31,8 +31,7 @@ class ForbiddenText:
         that add no text to the answer.
     vocabulary: the tokenizer's number of tokens. A model may have more tokens; those add no text.
     completing: entry n lists the tokens that complete the forbidden text if the answer so far ends in the first n bytes
-    of
-        the forbidden text.
+        of the forbidden text.
     """
 
     text: bytes
@@ -58,9 +57,9 @@ class ForbiddenText:
         return replace(self, completing=tuple(tokens[tokens < vocab_size] for tokens in self.completing))
 
     def _tail(self, token_ids: torch.Tensor) -> bytes:
-        """Return the last bytes of the text of ``token_ids``.
+        """Return the last bytes of the text of ``token_ids``, enough to find every beginning of the forbidden text.
 
-        They are at least one byte fewer than the forbidden text has, if the text is so long.
+        These are at least ``len(self.text) - 1`` bytes, or the whole text if it is shorter.
         """
         longest = len(self.text) - 1
         tail = b""

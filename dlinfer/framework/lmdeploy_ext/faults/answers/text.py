@@ -20,10 +20,8 @@ from dlinfer.framework.patching import Original
 
 @dataclasses.dataclass
 class _Progress:
-    """The state of one request, which our generators share.
+    """The state of one request, shared by the async generators of this module.
 
-    One of them splits the engine's outputs and feeds LMDeploy's generator. The others read the answers of that
-    generator.
     more: whether further tokens of the current engine output follow.
     stopped: whether a stop string has ended the answer, so that the engine need not compute further tokens.
     """
@@ -121,7 +119,7 @@ async def _ranked(answers: Any, count: int) -> AsyncIterator[Any]:
 
 
 async def _joined(answers: Any, progress: _Progress) -> AsyncIterator[Any]:
-    """Join the answers to the outputs that ``_split`` has made of one engine output, and yield one answer for it."""
+    """Yield one answer for each engine output, by joining the answers for the outputs that ``_split`` made of it."""
     whole: Any = None
     async with aclosing(answers):
         async for answer in answers:

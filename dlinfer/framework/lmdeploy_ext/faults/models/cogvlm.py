@@ -28,8 +28,7 @@ def with_images(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the language model's arguments, with image features in ``inputs_embeds`` instead of pixels in ``images``.
 
     arguments: the arguments that LMDeploy passes. A prefill without images gets an empty ``vision_ids``, so that one
-    graph
-    serves prefills with and without images.
+    graph serves prefills with and without images.
     """
     images, embeds = arguments.pop("images", None), arguments["inputs_embeds"]
     if arguments["attn_metadata"].is_decoding:

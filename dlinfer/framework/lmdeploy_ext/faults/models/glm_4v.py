@@ -49,7 +49,7 @@ def proc_messages(
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a message. One text part at its end joins all text parts; the other parts come first."""
+    """Return a message with its text parts joined into one. The joined part comes after all other parts."""
     content = message["content"]
     if not isinstance(content, list) or message["role"] in ("preprocess", "forward"):
         return message

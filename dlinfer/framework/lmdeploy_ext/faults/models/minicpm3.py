@@ -72,5 +72,8 @@ def _hidden_states(
     inputs_embeds: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Return the hidden states [1, N, hidden] of input_ids [1, N]. LMDeploy passes some rows to ``get_logits``."""
+    """Return the hidden states [1, N, hidden] of the N tokens input_ids [1, N].
+
+    LMDeploy passes the rows that it needs to ``get_logits``, which computes their logits.
+    """
     return self.model(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)

@@ -13,7 +13,7 @@ from dlinfer.framework.patching import Original, Patch
 
 
 class _Unscaled:
-    """A model's configuration without its rope parameters. LMDeploy's classes would fail on those of transformers 5."""
+    """A model's configuration without its rope parameters. LMDeploy's classes fail on those of transformers 5."""
 
     def __init__(self, config: Any) -> None:
         self._config = config

@@ -1,7 +1,7 @@
 """Let an answer stop after ``min_new_tokens=N`` tokens, not only after N + 1.
 
-LMDeploy has two checks that forbid stop words in the first N tokens. One check is right. The other reads a token count
-that is one too low, so it forbids stop words for one token more. We remove the other check.
+LMDeploy has two checks that forbid stop words in the first N tokens. The first check is right. The second check reads a
+token count that is one too low, so it forbids stop words for one token more. We remove the second check.
 """
 
 from typing import Any

@@ -1,4 +1,8 @@
-"""Keep requests that score their input and requests that generate tokens out of each other's prefills."""
+"""Never prefill requests that score their input together with requests that generate tokens.
+
+LMDeploy samples nothing in a mixed prefill. The requests for tokens then end with token 0 as their text, and the next
+step ends the engine's loop.
+"""
 
 from typing import Any
 

@@ -5,8 +5,8 @@ their positive logits and multiplies their negative logits. From the result we s
 token's count in the answer, and ``presence_penalty`` if the answer has the token.
 
 LMDeploy penalises no token of the prompt, and ignores the two penalties of OpenAI's protocol. Whether it penalises the
-newest token depends on other requests. If the sequences of a batch have different lengths, logits processors (such as
-``bad_words``) read tokens with padding between them. The tokens of accepted drafts are missing as well.
+newest token depends on other requests. If the sequences of a batch have different lengths, its logits processors (such
+as ``bad_words``) read tokens with padding between them, but without the tokens of accepted drafts.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Row = tuple[int, Text, Sequence[int]]
 
 
 def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
-    """Penalise tokens in each row of ``scores`` by the tokens of the row's sequence. Change ``scores``, and return it.
+    """Penalise logits in each row of ``scores`` by the tokens of the row's sequence. Change ``scores``, and return it.
 
     scores: logits [B, V], already divided by the temperature. temperature: [B]; None means 1 for all rows. rows: the
     result of ``texts.of_rows``.

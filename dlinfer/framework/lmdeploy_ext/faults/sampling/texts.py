@@ -117,8 +117,7 @@ class Text:
         """Return the distinct tokens [N] of the sequence, and how often each was generated [N].
 
         A token that is only in the prompt has the count 0. drafted: draft tokens that this call counts as generated,
-        without
-        storing them.
+        without storing them.
         """
         tokens, counts = np.array(self._tokens), np.array(self._counts)
         if not drafted:
@@ -199,8 +198,7 @@ def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Te
     """Yield (row, Text, preceding draft tokens) for each row whose sequence has a Text.
 
     contexts: the ``session_ctx`` of SamplingInputs. With speculative decoding a sequence has one row for each position.
-    The
-    draft tokens are those before the row's position.
+    The draft tokens are those before the row's position.
     """
     before, place = None, 0
     for row, context in enumerate(contexts or ()):

@@ -37,9 +37,8 @@ def run_engine_process(report: Connection, **kwargs: Any) -> None:
     """Run ``ZMQMPEngine._mp_proc(**kwargs)`` in the engine's process, and report to the parent through a pipe.
 
     report: the pipe's sending end. Sends ``("port", number)`` once the RPC socket is bound. If an exception ends the
-    process, sends ``("failed", error)`` and raises the exception again. There ``error`` is the exception if it is one
-    of
-    ours, else its text.
+    process, sends ``("failed", error)`` and raises the exception again. ``error`` is the exception itself if it is one
+    of ours, else its text.
     """
     from lmdeploy.pytorch.engine.mp_engine.zmq_engine import ZMQMPEngine
 

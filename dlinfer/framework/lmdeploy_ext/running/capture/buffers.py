@@ -14,8 +14,7 @@ class StepBuffers:
     """The inputs of a decoding step of ``rows`` sequences, with block tables of up to ``blocks`` blocks.
 
     A smaller batch is filled up with padding rows. Their cache slot is -1, so they write no keys and values. They
-    attend to
-    ``padding_length`` keys; 0 means none.
+    attend to ``padding_length`` keys; 0 means none.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device, padding_length: int = 0) -> None:
@@ -50,8 +49,7 @@ class StepBuffers:
         """Return the keyword arguments for a forward that reads the buffers. step: those of a real step's forward.
 
         The returned sequence lengths are all on the device, where each replay reads them. A graph would keep lengths on
-        the
-        host as constants.
+        the host as constants.
         """
         meta = step["attn_metadata"]
         return step | {

@@ -59,8 +59,7 @@ class CaptureRunner(GraphRunner):
     graphs_of: the device, whose ``graph_class`` names the class of its graphs. policy: decides which steps are
     captured;
     None captures batches up to LMDeploy's ``max_batch_size``. Creating the runner raises NoDeviceGraphError if the
-    device
-    has no graphs.
+    device has no graphs.
 
     If a batch size cannot be captured, the setting for fallbacks decides. With ``error`` the step raises
     CapturedStepError. Otherwise steps of this size run eagerly until all graphs are dropped.
