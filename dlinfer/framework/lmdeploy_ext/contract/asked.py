@@ -80,7 +80,7 @@ class Asked:
         self.names = sorted({use.name for use in self.imports})
 
     def texts(self) -> dict[str, list[str]]:
-        """Return op name -> the sorted, distinct argument texts of LMDeploy's calls of this op."""
+        """Return a dict from op name to the argument texts of LMDeploy's calls of this op, sorted and distinct."""
         texts: dict[str, set[str]] = {}
         for use in self.calls:
             if use.name.startswith(OPS):
@@ -115,11 +115,10 @@ class Asked:
 
 
 def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
-    """Return the start of a Drift if an import or call of LMDeploy differs from ``dlinfer``; else None.
+    """Return (kind, used, offered, next step) of a Drift if LMDeploy's use differs from ``dlinfer``; else None.
 
-    The result is (kind, used, offered, next step). An import differs if ``dlinfer`` lacks the name. A call differs if
-    ``dlinfer`` lacks the op, if the arguments do not bind to the signature, or if the arguments of an op differ from
-    those in ``record``.
+    An import differs if ``dlinfer`` lacks the name. A call differs if ``dlinfer`` lacks the op, or if the arguments do
+    not bind to the signature. A call of an op also differs if ``record`` has no call with the same argument text.
     """
     target = resolve(use.name)
     if use.call is None:

@@ -24,7 +24,7 @@ EXCUSED = {
 
 
 def uses(tree: Tree) -> dict[str, list[str]]:
-    """Return module name -> the module's mentions of CUDA, sorted. Modules in ``EXCUSED`` are left out."""
+    """Return a dict from module name to the module's mentions of CUDA. It leaves out the modules in ``EXCUSED``."""
     mentions = {
         module.name: sorted({text for text, _ in _mentions(module)})
         for module in tree.holding("cuda")

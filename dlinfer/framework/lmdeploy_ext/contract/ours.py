@@ -42,7 +42,7 @@ class Extended:
 
     @property
     def methods(self) -> dict[str, Function]:
-        """Name -> method that our class itself defines."""
+        """A dict from name to method, for the methods that our class itself defines."""
         return {function.name: function for function in functions(self.ours)}
 
 
@@ -95,7 +95,10 @@ class Adaptor:
 
     @cached_property
     def own_specs(self) -> dict[str, tuple[Module, ast.AST]]:
-        """BuildSpec name -> (our module, syntax tree of its builder), for each BuildSpec that our backend builds."""
+        """A dict from BuildSpec name to (our module, syntax tree of its builder).
+
+        It has each BuildSpec that our backend builds itself.
+        """
         module = self.tree.module(BACKEND)
         table = getattr(module.names.get("_OURS"), "value", None) if module is not None else None
         assert module is not None and isinstance(table, ast.Dict), f"{BACKEND} has a table _OURS"

@@ -33,7 +33,7 @@ class Spec:
 
 
 def all_specs(tree: Tree) -> dict[str, Spec]:
-    """Return name -> BuildSpec for every BuildSpec class in LMDeploy's source."""
+    """Return every BuildSpec class in LMDeploy's source, by name."""
     return {
         name: Spec(name, tree.where(module, node), tuple(field + "=" * has for field, has in fields_of(node)))
         for module in tree.holding(_BASE, below=BACKENDS)

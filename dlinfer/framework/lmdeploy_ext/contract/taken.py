@@ -39,12 +39,15 @@ LMDeploy's layers call ``forward`` with other parameters than these abstract cla
 
 
 def originals(tree: Tree, patches: tuple[Patch, ...]) -> dict[str, Found | None]:
-    """Return patch target -> the LMDeploy function that the patch replaces; None if the source lacks that function."""
+    """Return a dict from each patch's target to the LMDeploy function that the patch replaces.
+
+    The function is None if the source lacks it.
+    """
     return {patch.target: tree.find(patch.target.replace(":", ".")) for patch in patches}
 
 
 def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
-    """Return function as ``module:path`` -> fingerprint of its body.
+    """Return a dict from function, as ``module:path``, to the fingerprint of its body.
 
     The functions are those that our patches replace, and the methods of LMDeploy's classes that our classes extend.
     """

@@ -45,9 +45,10 @@ def language_configs(config: Any) -> list[Any]:
 
 
 def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return name in config.json -> size, for every in_features and out_features of a decoder's linear layers.
+    """Return every in_features and out_features of a decoder's linear layers: a dict from name in config.json to size.
 
-    The sizes of heads are left out for latent attention (MLA), because its projections have other sizes.
+    The sizes of heads are left out for latent attention (MLA), because its projections have other sizes. model: the
+    contents of config.json.
     """
     hidden, heads = model.get("hidden_size") or 0, model.get("num_attention_heads")
     sizes = {"hidden_size": hidden, **{name: model.get(name) or 0 for name in INTERMEDIATE}}

@@ -91,7 +91,7 @@ def _group(model: Mapping[str, Any]) -> int:
 
 
 def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Quantise a weight [out, in], and return last part of a tensor's name -> tensor, for each tensor of the format.
+    """Quantise a weight [out, in], and return the format's tensors: a dict from last part of the name to tensor.
 
     setting: the user's setting with its value, for error texts. name: the weight's name. Raises UnsupportedFeatureError
     if the weight is not a floating-point matrix, or has values that are not finite or too large for the format.

@@ -1,7 +1,7 @@
 """Defines the formats of quantised weights: their tensors' names, layouts and rounding.
 
-Every format quantises a weight in blocks of at most ``ROWS`` rows, each without the others' values. So a large weight
-can be quantised piece by piece.
+Every format quantises a weight in blocks of at most ``ROWS`` rows, and the result of a block depends on this block
+alone. So a large weight can be quantised piece by piece.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """Adds dlinfer's own counters to the page /metrics of LMDeploy's server.
 
-The engine runs in another process than the server, so the engine sends its counters together with the metrics of its
-scheduler. The server requests those every ten seconds.
+The engine runs in another process than the server. The server requests the metrics of the engine's scheduler every ten
+seconds, and the engine adds its counters to this answer.
 """
 
 from collections import Counter

@@ -159,9 +159,8 @@ class _Joined:
         """Return the indices of decoding rows whose sequence still owns its cache blocks; None if all do.
 
         decoding: ModelInputs of the decoding step. A sequence that ended while this step was prepared has lost its
-        blocks, and a prompt may own them now. The ended sequence's row and the prompt would write to the same slots, in
-        undefined order.
-        The row can be left out, because its result is never read.
+        blocks, and a prompt may own them now. Then the ended sequence's row and the prompt would write to the same
+        slots, in undefined order. The row can be left out, because its result is never read.
         """
         lost = torch.isin(self._slots(decoding), self._slots(self._prompts))
         return (~lost).nonzero()[:, 0] if lost.any() else None
@@ -223,8 +222,7 @@ def split(
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Split the output of a joint forward into the outputs of both steps; None if a field cannot be split by rows.
 
-    decoding, prompts: ModelInputs of the two steps. kept: int64, the decoding rows that were computed; None if all
-    were.
+    decoding, prompts: ModelInputs of the two steps. kept: int64, the computed decoding rows; None if all were computed.
     Decoding rows that were not computed get hidden states of 0.
     """
     if output.keys() - {"hidden_states", "model_metas", "seq_length", "position_ids"}:

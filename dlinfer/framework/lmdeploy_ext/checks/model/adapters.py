@@ -98,9 +98,9 @@ class Adapter:
         return set(names)
 
     def sizes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return module path -> (size of A, size of B) of the adapter's weights. A is [rank, in], B is [out, rank].
+        """Return the sizes of the adapter's weights: a dict from module path to (size of A, size of B).
 
-        Raises AdapterFolderError in these cases:
+        A is [rank, in], and B is [out, rank]. Raises AdapterFolderError in these cases:
 
         - A tensor is not a LoRA weight of a linear layer.
         - A module lacks A or B.
@@ -213,11 +213,10 @@ def _path(model: torch.nn.Module, module: str) -> str:
 
 
 def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str, tuple[int, int]]:
-    """Return path in LMDeploy's model -> (in_features, out_features), for each module that ``target`` names.
+    """Return the sizes of each module that ``target`` names: a dict from path to (in_features, out_features).
 
-    target: one of the adapter's target_modules. Raises AdapterFolderError if ``target`` names no module, or a module
-    that
-    does not support LoRA in LMDeploy.
+    model: LMDeploy's model; the paths are those in this model. target: one of the adapter's target_modules. Raises
+    AdapterFolderError if ``target`` names no module, or a module that does not support LoRA in LMDeploy.
     """
     from lmdeploy.pytorch.adapter.adapter import find_all_target
     from lmdeploy.pytorch.nn.linear.base import LinearBase
@@ -243,7 +242,7 @@ def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str,
 def check_asked(model: Any) -> None:
     """Raise an error if one of the engine's adapters cannot be served on ``model``, which LMDeploy is building.
 
-    Errors are those of ``check_folders`` and ``check_model``.
+    This raises the errors of ``check_folders`` and ``check_model``.
     """
     if adapters := _asked.get():
         check_folders(adapters)  # adapters from a hub are downloaded by now

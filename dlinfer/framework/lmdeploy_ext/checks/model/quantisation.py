@@ -48,7 +48,8 @@ def check(names: Sequence[str], stored: Any, model: Mapping[str, Any], is_inside
     """Raise UnsupportedFeatureError for a quantisation that is not served.
 
     names: the architectures of the model. stored: the ``quantization_config`` of the model. model: the whole
-    configuration that contains ``stored``. is_inside: whether ``model`` is nested in another model's configuration.
+    configuration of the model, which contains ``stored``. is_inside: whether ``model`` is nested in another model's
+    configuration.
     """
     config = stored if isinstance(stored, Mapping) else {}
     method = str(config.get("quant_method", "unknown"))

@@ -13,10 +13,10 @@ from dlinfer.framework.patching import Original
 
 
 class Ranked(dict[int, float]):
-    """Token id -> log-probability, for the chosen token and for the ``count`` most likely tokens."""
+    """A dict from token id to log-probability. It has the chosen token and the ``count`` most likely tokens."""
 
     def __init__(self, row: dict[int, float], chosen: int, count: int) -> None:
-        """Select these tokens from ``row``, which maps token ids to log-probabilities. chosen: the chosen token."""
+        """Select the tokens from ``row``, a dict from token id to log-probability. chosen: the chosen token's id."""
         self.top = sorted(row.items(), key=lambda item: -item[1])[:count]
         """The ``count`` most likely tokens, best first."""
         super().__init__({chosen: row[chosen]} | dict(self.top))

@@ -207,9 +207,10 @@ def _convert(original: Original, self: Any, tokenizer: Any) -> None:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return text -> id of a tokenizer's special and added tokens. A stop or bad word with such a text means the token.
+    """Return a dict from text to id of a tokenizer's special and added tokens.
 
-    tokenizer: the tokenizer of transformers, which LMDeploy wraps twice.
+    A stop or bad word that equals such a text means the token. tokenizer: the tokenizer of transformers, which LMDeploy
+    wraps twice.
     """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return dict(tokenizer.get_added_vocab()) | dict(special)

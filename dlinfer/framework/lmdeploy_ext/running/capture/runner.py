@@ -144,7 +144,8 @@ class CaptureRunner(GraphRunner):
 
         rows: the number of rows of the graph. The eager run does everything that happens only once, such as repacking
         weights.
-        The capture may run the step a second time, because it then writes the same numbers to the same cache slots.
+        The step may run a second time while it is captured, because it writes the same numbers to the same cache slots
+        again.
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
