@@ -91,7 +91,8 @@ class Asked:
         """Yield a finding for each import or call of ``dlinfer`` that this package cannot serve as LMDeploy uses it.
 
         The finding is a Drift, or an Elsewhere if the device of ``reach`` never runs the code. A name or an op that
-        LMDeploy uses in ``record``, but no longer uses in this source tree, gives a Drift too.
+        LMDeploy uses in ``record``, but no longer uses in this source tree, gives a Drift too. record: the reviewed
+        LMDeploy release to compare with.
         """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)
@@ -118,7 +119,8 @@ def _differs(use: Use, record: Record) -> tuple[Kind, str, str, str] | None:
     """Return (kind, used, offered, next step) of a Drift if LMDeploy's use differs from ``dlinfer``; else None.
 
     An import differs if ``dlinfer`` lacks the name. A call differs if ``dlinfer`` lacks the op, or if the arguments do
-    not bind to the signature. A call of an op also differs if ``record`` has no call with the same argument text.
+    not bind to the signature. A call of an op also differs if the reviewed release ``record`` has no call with the same
+    arguments.
     """
     target = resolve(use.name)
     if use.call is None:

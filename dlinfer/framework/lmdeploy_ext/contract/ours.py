@@ -60,7 +60,7 @@ class Adaptor:
         ]
 
     def severity(self, module: Module) -> Severity:
-        """Return the severity of a drift in ``module``, a file of ours.
+        """Return the severity of differences from LMDeploy in ``module``, a file of ours.
 
         It is ``optional`` in preflight, and in a file that has patches but no essential ones. Else it is ``essential``.
         """

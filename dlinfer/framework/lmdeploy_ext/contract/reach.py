@@ -56,7 +56,7 @@ class Reach:
 
     @cached_property
     def builders(self) -> dict[str, list[str]]:
-        """BuildSpec -> names of LMDeploy's backend classes that build it. A subclass comes before its bases."""
+        """A dict from BuildSpec to names of LMDeploy's backend classes that build it, subclasses before their bases."""
         builders: dict[str, list[str]] = {}
         for backend, spec, _ in self._branches:
             builders.setdefault(spec, []).append(name_of(backend.node))

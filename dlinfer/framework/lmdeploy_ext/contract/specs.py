@@ -70,7 +70,7 @@ def models_of(tree: Tree, spec: str) -> list[str]:
 def compare(
     tree: Tree, adaptor: Adaptor, reach: Reach, record: Record, specs: dict[str, Spec]
 ) -> Iterator[Drift]:
-    """Yield a drift for each BuildSpec or field that was added or removed since the record.
+    """Yield a drift for each BuildSpec or field that was added or removed since the reviewed release ``record``.
 
     A field that our layers read, but that LMDeploy's source lacks, gives a drift too. specs: the result of
     ``all_specs``.

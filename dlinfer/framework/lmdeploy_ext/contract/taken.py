@@ -59,7 +59,11 @@ def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
 
 
 def compare_patches(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Drift]:
-    """Yield a drift for each patch whose original function is missing or changed. Skip patches of other releases."""
+    """Yield a drift for each patch whose original function is missing or changed. Skip patches of other releases.
+
+    The function has changed if its parameters differ from those of the patch, or its body differs from that in
+    ``record``, the reviewed LMDeploy release to compare with.
+    """
     replaced = originals(tree, adaptor.patches)
     for patch in adaptor.patches:
         if not contains(patch.versions, tree.version):
@@ -93,7 +97,7 @@ def compare_classes(tree: Tree, adaptor: Adaptor, record: Record) -> Iterator[Dr
 
     - Our method cannot take a call that LMDeploy's method takes.
     - LMDeploy's abstract method is missing in our class.
-    - The body of LMDeploy's method differs from the record.
+    - The body of LMDeploy's method differs from that in ``record``, the reviewed LMDeploy release to compare with.
     """
     compared: set[str] = set()
     for extended in adaptor.extends:

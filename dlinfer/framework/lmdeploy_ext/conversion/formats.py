@@ -65,7 +65,7 @@ class Format(ABC):
 
     @abstractmethod
     def parts(self, out_features: int, in_features: int) -> Parts:
-        """Return last part of a tensor's name -> (dtype, shape), for each tensor that stores a weight of this size."""
+        """Return how a weight of this size is stored: a dict from last part of a tensor's name to (dtype, shape)."""
 
     @abstractmethod
     def quantise(self, rows: Tensor) -> dict[str, Tensor]:

@@ -117,7 +117,7 @@ def is_pickled(path: Path) -> bool:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return tensor name -> entry of a safetensors file, in the order of their bytes. The file must be complete."""
+    """Return tensor name -> entry of a safetensors file, in the order of the bytes. The file must be complete."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))

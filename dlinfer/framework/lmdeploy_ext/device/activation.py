@@ -74,8 +74,8 @@ def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[...,
 def refuse(feature: str, advice: str, device_type: str | None = None) -> UnsupportedFeatureError:
     """Return an UnsupportedFeatureError.
 
-    feature: the thing that is not supported. advice: the user's next step. device_type: the device that the error
-    names;
+    feature: the thing that is not supported. advice: the user's next step. device_type: the device to name in the
+    error;
     None for the active device.
     """
     named = device_type or _active

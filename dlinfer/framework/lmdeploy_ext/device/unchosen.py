@@ -24,7 +24,7 @@ def unchosen(default: float) -> float:
 
 
 def is_given(value: float) -> bool:
-    """Return whether the user gave this value of an option. Otherwise it is a default value with the mark."""
+    """Return whether the user gave this value of an option: whether it lacks the mark of default values."""
     return not isinstance(value, UnchosenInt | UnchosenFloat)
 
 

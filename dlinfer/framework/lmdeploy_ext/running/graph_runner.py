@@ -276,7 +276,7 @@ def _mark(sizes: Iterable[tuple[torch.Tensor, int, str | None]]) -> None:
 
 
 def _mark_sizes(kwargs: dict[str, Any]) -> None:
-    """Tell Dynamo which sizes of a step's inputs change from step to step, and which of these are always equal."""
+    """Tell Dynamo which sizes of a step's inputs change from step to step, and which changing sizes are equal."""
     metadata = kwargs["attn_metadata"]
     # A decoding step has one token of each sequence.
     tokens = "sequences" if metadata.is_decoding else "tokens"

@@ -21,7 +21,10 @@ _ADVICE = "use tp=1 with one server per socket (docs/guides/tensor_parallel.md)"
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError if tp > 1 is not served with the other options. config: a PytorchEngineConfig."""
+    """Raise UnsupportedFeatureError if ``tp > 1`` is not served on the device or with the other options.
+
+    config: a PytorchEngineConfig.
+    """
     if config.tp == 1:
         return
     device = config.device_type

@@ -41,7 +41,7 @@ def _head_sizes(original: Original, self: Any, config: Any, dtype: Any = None, d
 
 
 def _logits(self: Any, hidden_states: Tensor) -> Tensor:
-    """Return logits [1, rows, vocabulary] of hidden_states [1, rows, hidden], with MiniCPM3's scale."""
+    """Return logits [1, rows, vocabulary] of hidden_states [1, rows, hidden], scaled as MiniCPM3 scales them."""
     return self.lm_head(hidden_states / (self.config.hidden_size / self.config.dim_model_base))
 
 

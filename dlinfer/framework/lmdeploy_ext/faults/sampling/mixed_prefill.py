@@ -1,6 +1,6 @@
-"""Never prefill requests that score their input together with requests that generate tokens.
+"""Never put requests that score their input and requests that generate tokens into one prefill.
 
-LMDeploy samples nothing in a mixed prefill. The requests for tokens then end with token 0 as their text, and the next
+LMDeploy samples nothing in such a prefill. The requests for tokens then end with token 0 as their text, and the next
 step ends the engine's loop.
 """
 
