@@ -48,7 +48,7 @@ class FrameworkState:
     """The state of a serving framework and of dlinfer's adaptor for it.
 
     version: the framework's version; null if it is not installed, and then ``tested`` is null as well.
-    tested: whether the adaptor was tested with this version. note: the same answer in words.
+    tested: whether the version is in the range that the adaptor was tested with. note: the same answer in words.
     state: ready: our device types work without a change to the user's script.
         manual: torch's autoload is switched off; our device types work after the line that ``next_step`` gives.
         failed: our device types do not work; ``detail`` gives the reason.

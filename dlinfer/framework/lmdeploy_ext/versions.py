@@ -7,7 +7,7 @@ FAULTY = ">=0.18.0,<0.19"
 
 
 def describe(version: str) -> tuple[bool, str]:
-    """Return whether the adaptor was tested with an LMDeploy version, and the same answer as a line of text."""
+    """Return whether an LMDeploy version is in the range that the adaptor was tested with, and the answer as text."""
     if contains(FAULTY, version):
         return True, f"lmdeploy {version} is inside the tested range ({FAULTY})"
     return False, f"lmdeploy {version} is outside the tested range ({FAULTY}); expect differences"

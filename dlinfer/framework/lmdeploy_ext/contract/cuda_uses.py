@@ -34,7 +34,7 @@ def uses(tree: Tree) -> dict[str, list[str]]:
 
 
 def compare(tree: Tree, record: Record) -> Iterator[Drift]:
-    """Yield a drift for each mention of CUDA that is not in the record."""
+    """Yield a drift for each mention of CUDA that is not in ``record``, the reviewed LMDeploy release."""
     for name, texts in uses(tree).items():
         module = tree.module(name)
         assert module is not None, "the name comes from the tree"

@@ -70,9 +70,9 @@ def packs_bf12(hf_config: Any) -> bool:
 def packs_head(config: Any) -> bool:
     """Return whether the output projection is packed to int8.
 
-    DLINFER_CPU_HEAD decides. If it is unset, the output projection is packed if the other weights are packed while they
-    load. It is never packed on a device with a memory of its own. config: LMDeploy's ``quantization_config``, or None
-    if the model is not quantised.
+    DLINFER_CPU_HEAD decides. If it is unset, the output projection is packed if DLINFER_CPU_WEIGHTS packs the other
+    weights to int8 or int4. It is never packed on a device with a memory of its own. config: LMDeploy's
+    ``quantization_config``, or None if the model is not quantised.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":

@@ -46,7 +46,7 @@ class Communicator:
         ops.all_reduce(input, self._number)
 
     def close(self) -> None:
-        """Free the vendor's resources for the group, and the group's number. LMDeploy destroys the group itself."""
+        """Free the vendor's resources for the group, and the group's number. LMDeploy then destroys the group."""
         activation.device().disconnect(self._number)
         del _ways[self._number]
         groups.forget(self._number)
