@@ -1,1 +1,1 @@
-"""Makes answers follow their protocols: their text, stops, choices, log-probabilities and tool calls."""
+"""Patches that make answers follow their protocols: text, stops, choices, log-probabilities and tool calls."""

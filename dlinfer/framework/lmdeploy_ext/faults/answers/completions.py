@@ -136,7 +136,7 @@ class _Completion:
         return self.engine.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
 
     async def _score(self, prompt: Any, length: int) -> Sequence[Any]:
-        """Return the log-probabilities of a prompt's tokens, without the first token. length: the number of tokens."""
+        """Return the log-probabilities of a prompt's tokens except the first. length: the prompt's length in tokens."""
         if length < 2:
             return []
         config = self._config(logprobs=max(self.request.logprobs, 1), logprob_start_len=0, stop_words=None)

@@ -1,1 +1,1 @@
-"""Corrects models that LMDeploy computes differently from transformers."""
+"""Patches for models that LMDeploy computes differently from transformers."""

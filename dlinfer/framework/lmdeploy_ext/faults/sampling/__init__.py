@@ -1,1 +1,1 @@
-"""Corrects the choice of the next token, and the logits that are returned."""
+"""Patches for the choice of the next token, and for the logits that are returned."""

@@ -1,1 +1,1 @@
-"""Corrects how a server and its processes start and end."""
+"""Patches for the start and the end of a server and its processes."""
