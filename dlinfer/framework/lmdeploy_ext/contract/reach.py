@@ -1,8 +1,9 @@
 """Finds the definitions in LMDeploy's dlinfer backend that can run on a device.
 
-The comparison needs this to ignore code that never runs. LMDeploy's dlinfer backend builds a layer for each BuildSpec.
-On our devices, our own backend (``running/backend.py``) builds some BuildSpecs itself and refuses some others. A
-definition that LMDeploy uses only to build those BuildSpecs never runs, so it may differ from what this package offers.
+The comparison of LMDeploy with this package needs them to ignore code that never runs. LMDeploy's dlinfer backend
+builds a layer for each BuildSpec. On our devices, our own backend (``running/backend.py``) builds the layers of some
+BuildSpecs itself, and refuses some other BuildSpecs. A definition that LMDeploy uses only for these BuildSpecs never
+runs, so it may differ from what this package offers.
 """
 
 import ast

@@ -52,9 +52,9 @@ def lacks_cuda(device_type: str) -> bool:
 
 
 def without_cuda(device_type: str) -> str:
-    """Return the device type to run on: ``device_type``, unless it is "cuda" and torch sees no CUDA device.
+    """Return ``device_type``, or a replacement for "cuda" if torch sees no CUDA device.
 
-    Then the result is the device that is already active, or else the host, and a warning is logged.
+    The replacement is the device that is already active, or else the host. A warning names it.
     """
     if not lacks_cuda(device_type):
         return device_type

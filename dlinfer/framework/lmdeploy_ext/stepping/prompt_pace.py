@@ -55,9 +55,9 @@ def of(agent: Any) -> PromptPace:
 
 
 def timed(agent: Any, step: Step, inputs: Any, *, decodes: bool) -> Step:
-    """Return a step that also records its own time. inputs: ModelInputs of the step's prompts; None if it only decodes.
+    """Return a step that also records its own time.
 
-    decodes: whether the step decodes too.
+    inputs: ModelInputs of the step's prompts; None if it only decodes. decodes: whether the step decodes too.
     """
     if inputs is not None and inputs.is_dummy:
         return step

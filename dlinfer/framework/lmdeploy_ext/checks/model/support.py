@@ -3,8 +3,8 @@
 Language models: every class in LMDeploy's module map is served unless ``NOT_SERVED`` lists it. If a later release of
 LMDeploy adds a class, this check accepts it. Building the model then fails if our ops cannot compute one of its layers.
 
-Vision-language models: only the classes in ``SERVED_VISION`` are served. Their greedy tokens with images equal
-transformers', in eager and in graph mode.
+Vision-language models: only the classes in ``SERVED_VISION`` are served. For these classes, greedy tokens with images
+are the same as in transformers, in eager and in graph mode.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

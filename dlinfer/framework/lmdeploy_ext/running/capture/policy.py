@@ -65,7 +65,7 @@ class CapturePolicy:
         return None
 
     def why_not_another(self, graphs: int, free: int, total: int) -> str | None:
-        """Return a reason not to capture another graph; None if there is none.
+        """Return a reason not to capture another graph; None if another graph may be captured.
 
         graphs: the number of graphs so far. free, total: bytes of the device's memory.
         """
