@@ -61,10 +61,9 @@ class Elsewhere:
 class Looked:
     """The numbers of compared things, by kind.
 
-    names: ``dlinfer`` names that LMDeploy imports. calls: LMDeploy's calls of ``dlinfer``. specs: LMDeploy's
-    BuildSpecs.
-    patches: our patches. methods: methods of those of our classes that extend a class of LMDeploy's.
-    imports: our imports from LMDeploy.
+    names: ``dlinfer`` names that LMDeploy imports. calls: LMDeploy's calls of ``dlinfer``.
+    specs: LMDeploy's BuildSpecs. patches: our patches. imports: our imports from LMDeploy.
+    methods: methods of those of our classes that extend a class of LMDeploy's.
     """
 
     names: int

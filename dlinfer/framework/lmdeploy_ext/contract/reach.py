@@ -2,8 +2,8 @@
 
 The comparison of LMDeploy with this package needs them to ignore code that never runs. LMDeploy's dlinfer backend
 builds a layer for each BuildSpec. On our devices, our own backend (``running/backend.py``) builds the layers of some
-BuildSpecs itself, and refuses some other BuildSpecs. A definition that LMDeploy uses only for these BuildSpecs never
-runs, so it may differ from what this package offers.
+BuildSpecs itself, and refuses some other BuildSpecs. If LMDeploy uses a definition only for BuildSpecs that our backend
+builds or refuses, the definition never runs, and may differ from what this package offers.
 """
 
 import ast

@@ -18,7 +18,7 @@ def widest(hidden: int, attention: int, intermediate: int, experts: int) -> int:
 
     All layers have buffers for the residual, for the normed input, and for the joint projection of q, k and v before
     and after rotation. Each expert that the token goes to has buffers for the joint projection of gate and up, for the
-    product of gate and up, and for the expert's result.
+    product of gate and up, and for the expert's result. A dense layer has the buffers of one expert, except its result.
 
     hidden, intermediate: hidden_size and intermediate_size of config.json. attention: width of the joint projection of
     q, k and v. experts: the number of experts that a token goes to; 0 for a dense layer.
