@@ -1,13 +1,13 @@
 """dlinfer puts any accelerator under LLM serving.
 
-Importing the package loads no vendor SDK and no framework, compiles nothing and patches nothing. The first use of a
-public part loads it:
+Importing the package loads no vendor SDK and no framework, compiles nothing and patches nothing. Each public part is
+loaded when it is first used:
 
-- ``dlinfer.ops``: the fused ops, dispatched to the active vendor of the tensors' device.
+- ``dlinfer.ops``: the fused ops. A call runs on the active vendor of its tensors' device.
 - ``dlinfer.vendor``: the installed vendors, and the active one.
 - ``dlinfer.settings``: every ``DLINFER_*`` variable, in one documented place.
 - ``dlinfer.errors``: every error that a user can meet.
-- ``dlinfer.compile(module, args)``: compiles ahead of time, by the passes of ``torch.compile(backend="dlinfer")``.
+- ``dlinfer.compile(module, args)``: compiles ahead of time, with the passes of ``torch.compile(backend="dlinfer")``.
 - ``dlinfer.transformers.optimize(model)``: makes the modules of a Hugging Face model run on the fused ops.
 - ``dlinfer.explain(model, *args)``: describes how graph mode compiled a model, as text, JSON or a page.
 - ``dlinfer.refresh(model)``: makes compiled graphs read weights again after writes that torch does not track.
@@ -35,7 +35,7 @@ _FUNCTIONS = {
     "refresh": "dlinfer.graph.engine_kit.held_weights",
 }
 _MODULES = {"transformers": "dlinfer.framework.transformers_ext"}
-"""Name in this package -> the module that it stands for."""
+"""Public name of this package -> the module that the name stands for."""
 
 
 def __getattr__(name: str) -> Any:

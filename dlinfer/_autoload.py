@@ -1,9 +1,9 @@
-"""torch runs this module during ``import torch``: it adds one finder to ``sys.meta_path``, nothing more.
+"""During ``import torch``, torch imports this module and calls ``install``, which adds one finder to ``sys.meta_path``.
 
 torch loads every entry point of the group ``torch.backends`` at the end of its own import, unless
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. An exception here would break everybody's ``import torch``. So this module imports
-only the standard library, never raises, and keeps its failures for ``dlinfer doctor``. Where LMDeploy is never
-imported, nothing else of dlinfer is loaded.
+only the standard library, never raises, and keeps the traceback of a failed patch for ``dlinfer doctor``. In a process
+that never imports LMDeploy, this module loads nothing else of dlinfer.
 """
 
 import sys
@@ -18,22 +18,25 @@ _failure: str | None = None
 
 
 def failure() -> str | None:
-    """Return the traceback of an error that occurred in this process while patching the framework, or None."""
+    """Return the traceback of the error that patching LMDeploy raised in this process, or None."""
     return _failure
 
 
 def install() -> None:
-    """Add the finder to ``sys.meta_path`` once. Entry point of the group ``torch.backends``."""
+    """Add the finder to ``sys.meta_path`` once. torch calls this function as an entry point of the group
+    ``torch.backends``.
+    """
     if not any(isinstance(finder, FrameworkFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, FrameworkFinder())
 
 
 class FrameworkFinder(MetaPathFinder):
-    """Notices imports of a framework's modules, and makes the adaptor patch the loaded modules.
+    """Calls dlinfer's LMDeploy adaptor at every import of an LMDeploy module, so that the adaptor can patch LMDeploy.
 
-    torch may be imported in the middle of ``import lmdeploy``, while some modules of lmdeploy are half executed. So the
-    adaptor is called at each import, for all modules loaded so far, and once more after the imported module was
-    executed.
+    The adaptor is called before the search for the module and again after the module's execution. Each call patches all
+    LMDeploy modules that are loaded by then. Modules can be loaded before this finder exists: ``import lmdeploy``
+    imports
+    torch, which installs the finder, while some LMDeploy modules are only half executed.
     """
 
     def find_spec(self, fullname: str, path=None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -56,7 +59,10 @@ def _call_after_execution(loader) -> None:
 
 
 def _notify(module: ModuleType | None) -> bool:
-    """Make the adaptor patch the loaded modules. Return False if it fails; imports then go on as without dlinfer."""
+    """Make the adaptor patch the loaded modules. Return False if the adaptor failed, now or earlier in this process.
+
+    After a failure, the adaptor is not called again, and LMDeploy runs as without dlinfer.
+    """
     global _failure
     if _failure is not None:
         return False

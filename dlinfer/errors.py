@@ -1,15 +1,19 @@
-"""Every error a user can meet: one class for each mistake, with its message and the likely fix.
+"""Every error that a user can meet. Each kind of mistake has its own class, with a message and the likely fix.
 
-A class declares ``message`` and ``next_step``, format strings over the keywords that the error is raised with:
-``raise OpCallError(op="rms_norm", schema=..., detail=...)``. The keywords stay readable as ``error.fields``, the two
-parts of the text as ``error.explanation`` and ``error.step``. Errors can be pickled, since engines raise in workers.
+A class declares two format strings, ``message`` and ``next_step``. The keywords of the ``raise`` fill both, as in
+``raise OpCallError(op="rms_norm", schema=..., detail=...)``. The error keeps the keywords as ``error.fields`` and the
+two
+filled texts as ``error.explanation`` and ``error.step``. Errors can be pickled, because engines raise in workers.
 """
 
 from typing import Any
 
 
 class DlinferError(Exception):
-    """Base of every error that dlinfer raises on purpose. Tracebacks end with its entry in the docs."""
+    """Base class of every error that dlinfer raises on purpose.
+
+    The traceback of an error ends with a note that names the error's entry in docs/reference/errors.md.
+    """
 
     message = "{detail}"
     next_step = ""
@@ -23,9 +27,10 @@ class DlinferError(Exception):
             self.add_note(f"See docs/reference/errors.md#{type(self).__name__.lower()}")
 
     def again(self) -> "DlinferError":
-        """Return a copy of this error. Raise the copy if the original is kept, for example in a cache.
+        """Return a copy of this error. Code that keeps an error, for example in a cache, raises a copy each time.
 
-        Python stores the traceback of each raise in the error, and the traceback keeps everything in its frames alive.
+        Raising the kept error itself would store a traceback in it, which keeps alive everything in the traceback's
+        frames.
         """
         new = _rebuild(type(self), self.fields)
         new.__cause__ = self.__cause__
@@ -53,19 +58,19 @@ class SettingError(DlinferError, ValueError):
 
 
 class OpArgumentError(DlinferError, ValueError):
-    """A fused op was called with an argument it does not take (dtype, shape, device, layout)."""
+    """A fused op was called with an argument of a dtype, shape, device or layout that the op does not take."""
 
     message = "dlinfer.ops.{op}: argument {argument}: expected {expected}, given {given}."
 
 
 class OpCallError(DlinferError, TypeError):
-    """torch refused the call itself: a missing argument, a list in place of a tensor, an unknown keyword."""
+    """torch refused a call of a fused op: an argument is missing or of another type, or a keyword is unknown."""
 
     message = "dlinfer.ops.{op}: the call does not match the op's signature {schema}: {detail}"
 
 
 class KernelFailureError(DlinferError, RuntimeError):
-    """A kernel failed while computing, although its arguments were right: memory ran out, or the kernel has a fault."""
+    """A kernel failed while computing, although its arguments were right. Memory ran out, or the kernel has a fault."""
 
     message = "dlinfer.ops.{op} failed while computing: {detail}"
     next_step = (
@@ -91,14 +96,14 @@ class KernelDeclined(DlinferError, NotImplementedError):
 
 
 class KernelSignatureError(DlinferError, TypeError):
-    """A vendor registers a kernel, or a rule of a kernel, whose parameters differ from the op's."""
+    """A vendor registers a kernel, or a rule for a kernel, with parameters that differ from the op's."""
 
     message = "vendor {vendor!r}: the {what} for {op!r} takes {given}, but the op passes {expected}."
     next_step = "declare the kernel and its rule with the op's parameter names, in the op's order."
 
 
 class UnknownOpError(DlinferError, KeyError):
-    """A kernel is registered for an op that does not exist."""
+    """A vendor registers a kernel for an op that does not exist, or claims such an op."""
 
     message = "vendor {vendor!r} registers a kernel for {op!r}, but there is no such op. Known ops: {known}."
 
@@ -107,7 +112,7 @@ class UnknownOpError(DlinferError, KeyError):
 
 
 class FallbackError(DlinferError, RuntimeError):
-    """The fallback policy is ``error``, and a call would have run the slow reference."""
+    """A call of a fused op would have run the slow reference, but the fallback policy is ``error``."""
 
     message = (
         "dlinfer.ops.{op} has no native kernel for this call on vendor {vendor!r}: {reason}. "
@@ -117,14 +122,14 @@ class FallbackError(DlinferError, RuntimeError):
 
 
 class ModuleFallbackError(DlinferError, RuntimeError):
-    """The fallback policy is ``error`` and an optimized module would have run its class's own forward."""
+    """An optimized module would have run its class's own forward, but the fallback policy is ``error``."""
 
     message = "{module} ({kind}) cannot run on dlinfer's ops: {reason}. The fallback policy is 'error'."
     next_step = "set DLINFER_FALLBACK=warn to run the class's own forward, or undo() the optimization."
 
 
 class UnknownVendorError(DlinferError, ValueError):
-    """A vendor or device type was named that no installed package provides."""
+    """A vendor or a device type was requested that no installed package provides."""
 
     message = "unknown vendor or device_type {name!r}. Available: {available}."
     next_step = "run `dlinfer doctor` to see every vendor with its state."
@@ -138,7 +143,7 @@ class VendorUnavailableError(DlinferError, RuntimeError):
 
 
 class VendorClashError(DlinferError, RuntimeError):
-    """Two packages provide a vendor of the same name, or two vendors claim what only one may own."""
+    """Two packages provide vendors of the same name, or two vendors claim a thing that only one vendor may have."""
 
     message = "{what} is claimed by both {first} and {second}."
     next_step = "uninstall one of them, or rename its entry point in the group dlinfer.vendors."
@@ -155,21 +160,21 @@ class VendorLoadError(DlinferError, RuntimeError):
 
 
 class UnknownToolchainError(DlinferError, ValueError):
-    """A toolchain was named that no installed vendor has."""
+    """A toolchain was requested that no installed vendor has."""
 
     message = "there is no toolchain {name!r}. Known toolchains: {known}."
     next_step = "run `dlinfer toolchain list` to see all toolchains."
 
 
 class ToolchainMissingError(DlinferError, RuntimeError):
-    """A toolchain's environment is needed, but not installed."""
+    """A toolchain is needed, but its environment is not installed."""
 
     message = "the toolchain {toolchain!r} cannot be used: {reason} ({folder})."
     next_step = "run `dlinfer toolchain install {toolchain}`. In a checkout, `make toolchains` installs all toolchains."
 
 
 class ToolchainInterpreterError(DlinferError, RuntimeError):
-    """No CPython of the version that a toolchain needs was found."""
+    """A toolchain needs a certain version of CPython, and this machine has none."""
 
     message = "the toolchain {toolchain!r} needs CPython {version}, which was not found: {looked}."
     next_step = (
@@ -179,7 +184,7 @@ class ToolchainInterpreterError(DlinferError, RuntimeError):
 
 
 class ToolchainDiskError(DlinferError, OSError):
-    """The disk of the cache folder has less room than a toolchain takes."""
+    """A toolchain needs more room than the disk of the cache folder has."""
 
     message = (
         "the toolchain {toolchain!r} needs {needed} of disk space during its installation, but {folder} has only "
@@ -199,14 +204,16 @@ class ToolchainInstallError(DlinferError, RuntimeError):
 
 
 class PatchError(DlinferError, RuntimeError):
-    """A patch does not fit the function that it should replace, so it was not applied."""
+    """A patch for a framework's function does not match the function of the installed version. The patch was not
+    applied.
+    """
 
     message = "the patch on {target} does not fit {package} {version}: {detail}."
     next_step = "install a tested version of {package} (see `dlinfer doctor`)."
 
 
 class MemoryPlanError(DlinferError, RuntimeError):
-    """The requested KV cache does not fit into the memory that this process may use."""
+    """The requested KV cache needs more memory than this process may use."""
 
     message = (
         "the KV cache does not fit: {asked} needs {blocks} blocks of {block_bytes}; "
@@ -216,7 +223,7 @@ class MemoryPlanError(DlinferError, RuntimeError):
 
 
 class ModelMemoryError(DlinferError, RuntimeError):
-    """A model does not fit into the memory that this process may use, with any KV cache."""
+    """A model needs more memory than this process may use, whatever the size of the KV cache."""
 
     message = "the model does not fit: it needs {needed}, but {free} are free for this process ({source})."
     next_step = (
@@ -226,14 +233,14 @@ class ModelMemoryError(DlinferError, RuntimeError):
 
 
 class DeviceConflictError(DlinferError, RuntimeError):
-    """A framework was asked for a second device type that it cannot run beside the first, in one process."""
+    """A framework was asked for a second device type, but it can run on only one of the two in one process."""
 
     message = "{framework} already runs on device_type {active!r} in this process, so it cannot run on {given!r} too."
     next_step = "start a second process for the second device_type."
 
 
 class DeviceWithoutVendorError(DlinferError, RuntimeError):
-    """No installed package provides the vendor of a framework's device type."""
+    """A framework was asked for a device type whose vendor no installed package provides."""
 
     message = (
         "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer "
@@ -246,7 +253,7 @@ class DeviceWithoutVendorError(DlinferError, RuntimeError):
 
 
 class DeviceUnknownError(DlinferError, RuntimeError):
-    """A serving framework asked for a device that no installed vendor describes."""
+    """A serving framework was asked for a device that no installed vendor describes."""
 
     message = (
         "no installed vendor describes device {device!r} (memory, streams, ...) to serving frameworks. Installed "
@@ -256,14 +263,14 @@ class DeviceUnknownError(DlinferError, RuntimeError):
 
 
 class ModelFolderError(DlinferError, ValueError):
-    """A model folder that cannot be served: missing, incomplete or corrupt."""
+    """A model folder cannot be served. It is missing, incomplete or corrupt."""
 
     message = "the model folder {path!r} cannot be served: {detail}."
     next_step = "{advice}"
 
 
 class AdapterFolderError(DlinferError, ValueError):
-    """A LoRA adapter that cannot be served: missing, corrupt, not of this model, or more than plain LoRA."""
+    """A LoRA adapter cannot be served. It is missing, corrupt, made for another model, or more than plain LoRA."""
 
     message = "the LoRA adapter {name!r} ({path}) cannot be served: {detail}."
     next_step = "{advice}"
@@ -294,7 +301,7 @@ class FrameworkSourceError(DlinferError, ValueError):
 
 
 class CaptureError(DlinferError, RuntimeError):
-    """A model cannot be captured as a graph. Unless the fallback policy is ``error``, it runs eagerly instead."""
+    """A model cannot be captured as a graph. If the fallback policy is not ``error``, the model runs eagerly instead."""
 
     message = "the model cannot be captured as a graph: {reason} (at {line})."
     next_step = (
@@ -303,7 +310,7 @@ class CaptureError(DlinferError, RuntimeError):
 
 
 class PassError(DlinferError, RuntimeError):
-    """A graph pass left a graph that is not valid: a fault in dlinfer."""
+    """A graph pass left an invalid graph. This is a fault in dlinfer."""
 
     message = "the graph is not valid after {stage}: {detail}."
     next_step = (
@@ -313,7 +320,7 @@ class PassError(DlinferError, RuntimeError):
 
 
 class GraphRunError(DlinferError, RuntimeError):
-    """A compiled graph failed while running; the model stays usable."""
+    """A compiled graph failed while it ran. The model can still be used."""
 
     message = "{region} failed at node {node!r} ({op}), from {line}: {detail}."
     next_step = (
@@ -329,21 +336,21 @@ class CompileOptionError(DlinferError, ValueError):
 
 
 class EngineUnavailableError(DlinferError, RuntimeError):
-    """The requested graph engine is provided by no vendor, or cannot run here."""
+    """No vendor provides the requested graph engine, or the engine cannot run here."""
 
     message = "graph engine {engine!r} is not available: {reason}. Available: {available}."
     next_step = "choose an available engine, or install what this engine needs (`dlinfer doctor` shows it)."
 
 
 class EngineResultError(DlinferError, RuntimeError):
-    """A graph engine returned a result with another dtype or other sizes than the graph's; the result is dropped."""
+    """A graph engine returned a result whose dtype or sizes differ from the graph's. The result is dropped."""
 
     message = "graph engine {engine!r} returned {given} as result {index} of {region}, not {expected}."
     next_step = "choose another engine for this model, and report the error with the output of `dlinfer doctor --json`."
 
 
 class KVLayoutChangedError(DlinferError, RuntimeError):
-    """A compiled graph is called while another vendor is active, whose KV cache layout differs from the graph's."""
+    """A compiled graph is called while a vendor is active whose KV cache layout differs from the layout in the graph."""
 
     message = (
         "the graph was compiled for KV caches laid out as {made_for}, but vendor {vendor!r}, which is active for "
@@ -353,28 +360,28 @@ class KVLayoutChangedError(DlinferError, RuntimeError):
 
 
 class TorchStateChangedError(DlinferError, RuntimeError):
-    """A compiled graph is called while torch's settings for the process differ from those at compilation."""
+    """A compiled graph is called while one of torch's process-wide settings differs from its value at compilation."""
 
     message = "the graph was compiled with {what} = {compiled_for}, but {what} = {given} now, which changes results."
     next_step = "restore the former value, or compile or load the graph again with the new value."
 
 
 class InferenceOnlyError(DlinferError, RuntimeError):
-    """Gradients are recorded while a graph is compiled or an optimized module is called."""
+    """A graph is compiled, or an optimized module is called, while torch records gradients."""
 
     message = "dlinfer is for inference only, but gradients are being recorded for {what}."
     next_step = "call the model under torch.no_grad() or torch.inference_mode()."
 
 
 class ExplanationError(DlinferError, ValueError):
-    """An explanation cannot be read, or cannot be written in a file format, or has no model to run again."""
+    """An explanation cannot be read, cannot be written in the requested file format, or has no model to run again."""
 
     message = "explanation: {detail}."
     next_step = "see docs/guides/debug.md."
 
 
 class NotAFunctionError(DlinferError, RuntimeError):
-    """A region writes memory in a way that results cannot express, and its engine takes no pointers, only results."""
+    """A part of a graph cannot be functionalized, and its engine can express writes only as results."""
 
     message = "node {node} cannot be functionalized: {reason}."
     next_step = "use engine 'inductor', or use fallback 'warn' or 'allow' to run the region eagerly."
@@ -397,7 +404,7 @@ class ProviderUnavailableError(DlinferError, RuntimeError):
 
 
 class ProviderFallbackError(DlinferError, RuntimeError):
-    """An execution provider leaves nodes to ONNX Runtime's CPU provider, and the fallback policy is ``error``."""
+    """An execution provider leaves nodes to ONNX Runtime's CPU provider, but the fallback policy is ``error``."""
 
     message = (
         "execution provider {provider} leaves {count} nodes to ONNX Runtime's CPU provider: {nodes}. "
@@ -407,7 +414,7 @@ class ProviderFallbackError(DlinferError, RuntimeError):
 
 
 class GraphFallbackError(DlinferError, RuntimeError):
-    """The fallback policy is ``error`` and a part of a model would have run outside the graph engine."""
+    """A part of a model would have run outside the graph engine, but the fallback policy is ``error``."""
 
     message = (
         "node {node!r} ({op}, {call}, from {line}) would run outside engine {engine!r}: {reason}. "
@@ -441,21 +448,23 @@ class ArtifactNotFoundError(ArtifactError, OSError):
 
 
 class ArtifactCorruptError(ArtifactError, ValueError):
-    """An artifact is truncated or altered, or has contents that ``save`` never writes. Nothing in it was used."""
+    """An artifact is truncated or altered, or has contents that ``save`` never writes. Nothing in the artifact was
+    used.
+    """
 
     message = "the artifact {source} cannot be read: {detail}."
     next_step = "copy the file again from its origin, or write it again with `artifact.save()`."
 
 
 class ArtifactVersionError(ArtifactError):
-    """An artifact has another version of the format, or an op of another version."""
+    """An artifact has another version of the file format, or an op of another version than this dlinfer's."""
 
     message = "the artifact {source} needs {what} {wanted}, but this installation has {here}."
     next_step = "install the version that the artifact needs, or compile and save the artifact again here."
 
 
 class ArtifactKeyError(ArtifactError, ValueError):
-    """An encrypted artifact is opened without its key, or with another one."""
+    """An encrypted artifact is opened without its key, or with a wrong key."""
 
     message = "the key for the artifact {source} cannot be used: {detail}."
     next_step = "pass the key that the artifact was saved with: dlinfer.load(path, key=...)."
@@ -479,7 +488,7 @@ class SessionOptionError(DlinferError, ValueError):
 
 
 class SessionCallError(DlinferError, ValueError):
-    """A Session has no entry, input, output or tensor of the requested name, or cannot do what a call asks for."""
+    """A Session has no entry, input, output or tensor of the requested name, or cannot do what the call requests."""
 
     message = "{what} {name!r}: {detail}."
     next_step = (
@@ -488,7 +497,7 @@ class SessionCallError(DlinferError, ValueError):
 
 
 class BatchCollectorError(DlinferError, ValueError):
-    """A sample does not fit into a BatchCollector, or the collector has no free place."""
+    """A sample has other sizes or another dtype than a BatchCollector takes, or the collector has no free place."""
 
     message = "the batch collector of {dtype} {shape}: {detail}."
     next_step = "pass samples of the collector's dtype and sizes, and free() samples that were run."

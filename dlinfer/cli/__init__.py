@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of_all() -> argparse.ArgumentParser:
-    """Return the parser of all commands; docs/reference/cli.md is generated from the parser."""
+    """Return the parser of all commands. docs/reference/cli.md is generated from this parser."""
     parser = _Parser(
         prog="dlinfer", description="LLM serving on any accelerator. Start with `dlinfer doctor`."
     )
@@ -55,10 +55,12 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets ``dlinfer serve`` take undeclared options: those of the server that the command starts."""
+    """A parser that lets ``dlinfer serve`` take options that it does not declare: it passes them on to the servers it
+    starts.
+    """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse as argparse does; if the command has ``server_options``, store unknown options there."""
+        """Parse as argparse does, but store unknown options in ``server_options`` if the command has this attribute."""
         arguments, rest = self.parse_known_args(args, namespace)
         if hasattr(arguments, "server_options"):
             arguments.server_options = rest
@@ -202,7 +204,7 @@ def _add_toolchain(commands: Any) -> None:
 
 
 def _sentence(text: str) -> str:
-    """Return the text with a capital first letter; unlike str.capitalize(), keep the case of all other letters."""
+    """Return the text with a capital first letter. Unlike str.capitalize(), this keeps the case of all other letters."""
     return text[0].upper() + text[1:]
 
 

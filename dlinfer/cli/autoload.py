@@ -1,6 +1,6 @@
-"""Run doctor even if ``import torch`` fails because of a backend package that torch autoloads.
+"""Run ``dlinfer doctor`` even if a backend package that torch autoloads makes ``import torch`` fail.
 
-This module uses only the standard library, because torch cannot be imported.
+This module uses only the standard library, because torch cannot be imported then.
 """
 
 import os
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 FAILED = "_DLINFER_AUTOLOAD_FAILED"
-"""The environment variable that passes the failure's text to the process of ``dlinfer doctor``."""
+"""The environment variable that passes the text of the failure to the process of ``dlinfer doctor``."""
 SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def reason(error: BaseException) -> str | None:
-    """Return torch's text for a failed autoload, with its cause; None for an error of another kind."""
+    """Return torch's text about a failed autoload, followed by the cause; None if ``error`` is another kind of error."""
     if not str(error).startswith("Failed to load the backend extension"):
         return None
     said = str(error).partition(". You can")[0]
@@ -34,9 +34,9 @@ def problem() -> str:
 
 
 def run_without(argv: Sequence[str], failed: str) -> int:
-    """Run a ``dlinfer`` command in a process where torch autoloads no package; return the exit status.
+    """Run a ``dlinfer`` command in a new process where torch autoloads no package. Return the exit status.
 
-    argv: the command's arguments. failed: the result of ``reason``, for doctor's report.
+    argv: the command's arguments. failed: the text that ``reason`` returned, for doctor's report.
     """
     command = [sys.executable, "-m", "dlinfer", *argv]
     return subprocess.run(command, env=os.environ | {SWITCH: "0", FAILED: failed}, check=False).returncode

@@ -12,10 +12,12 @@ from typing import Any
 from dlinfer.errors import DlinferError
 
 ENGINES = ("sophgo",)
-"""The engines that write a file for the vendor's runtime; others compile in the process that runs the model."""
+"""The engines that compile to a file for the vendor's runtime. Other engines compile in the process that runs the
+model.
+"""
 
 _AGAIN = 0.05
-"""An exception of a signal that Python dropped is raised again after this many seconds."""
+"""Seconds until the exception of a signal that Python dropped is raised again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Ended(KeyboardInterrupt):
-    """A signal that asks the command to end."""
+    """Raised in the main thread when a signal asks the command to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -102,7 +104,9 @@ def _number(end: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, so that no compiler outlives the command."""
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does. The command can then end its compilers, which would
+    outlive it.
+    """
 
     def end(number: int, frame: Any) -> None:
         raise _Ended(number)
@@ -122,7 +126,9 @@ def _ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_again() -> Iterator[None]:
-    """Raise the exception of a signal again if Python dropped it: Python drops exceptions raised in a finalizer."""
+    """Raise a signal's exception a second time if Python dropped the first: Python drops exceptions raised in
+    finalizers.
+    """
     lost: list[int] = []
     before = sys.unraisablehook
 

@@ -9,7 +9,7 @@ from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.result import Report
 
 BROKEN, NOT_ASKED = 1, 2
-"""Two exit statuses: a claim does not hold; the vendor could not be tested."""
+"""Two exit statuses. BROKEN: a claim does not hold. NOT_ASKED: the vendor could not be tested."""
 
 EXIT = (
     "Exit status: 0 if every claim of the vendor holds. 1 if a claim does not hold or nothing passed. 2 if the vendor "

@@ -22,7 +22,7 @@ from dlinfer.conformance.result import (
 )
 
 MOST_SHOWN = 5
-"""The most failures that are printed for one op and check; report files have all of them."""
+"""At most this many failures are printed for one op and check. Report files have all failures."""
 
 _COLOURS = {PASSED: "green", FAILED: "red", DECLINED: "yellow", SKIPPED: "dim", UNCLAIMED: "dim"}
 _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)

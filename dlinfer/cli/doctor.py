@@ -1,7 +1,7 @@
 """The findings of ``dlinfer doctor``, as data. The dataclasses are the schema of ``--json`` (docs/reference/json.md).
 
-No finding may end the doctor: users run it because a plugin, a setting or a framework is broken. This process never
-imports LMDeploy.
+An error never ends doctor but becomes a finding, because users run doctor when a plugin, a setting or a framework is
+broken. The process of doctor never imports LMDeploy.
 """
 
 import json
@@ -32,15 +32,17 @@ from dlinfer.vendor.cpu.host import cpus, memory
 SCHEMA = 3
 
 RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
-"""Distributions on PyPI of another project that is also named dlinfer, one for each vendor."""
+"""Packages on PyPI of another project that is also named dlinfer. Each package is for one kind of device."""
 
 Coverage = str
-"""The code that runs an op: ``native``, ``reference``, ``none``, or the name of another vendor whose kernel runs it."""
+"""The code that runs an op: ``native``, ``reference``, ``none``, or the name of another vendor whose kernel runs the
+op.
+"""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of installed packages; null for a missing package. ``frameworks`` has LMDeploy's version."""
+    """Versions of installed packages; null for a missing package. LMDeploy's version is in ``Report.frameworks``."""
 
     dlinfer: str
     python: str
@@ -66,7 +68,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """One limit on this process's memory. Of several limits, the one with the fewest available bytes applies."""
+    """One limit on this process's memory. If there are several, the limit with the fewest available bytes applies."""
 
     available_bytes: int
     limit_bytes: int
@@ -91,7 +93,9 @@ class VendorState:
 
 @dataclass(frozen=True)
 class FailedCase:
-    """A self-test case that an engine or kernel fails on this CPU. covers: the ops that avoid the engine or kernel."""
+    """A self-test case that failed on this CPU. covers: the ops that the engine or kernel is not used for, because it
+    failed.
+    """
 
     name: str
     precision: str
@@ -103,7 +107,8 @@ class FailedCase:
 class EngineSelfTest:
     """The self-test of an engine on this CPU.
 
-    passed, not_run: numbers of cases. problem: why the self-test cannot run, or which cases raised an error.
+    passed, not_run: numbers of cases. problem: the reason why the self-test cannot run, or the cases that raised an
+    error.
     """
 
     engine: str
@@ -118,15 +123,20 @@ class EngineSelfTest:
 class Report:
     """All findings of doctor.
 
-    healthy: a vendor other than the reference passes and ``problems`` is empty; it decides the exit status.
+    healthy: a vendor other than the reference passes, and ``problems`` is empty. It decides the exit status.
     memory: the tightest limit first.
-    ops: op -> vendor -> coverage. native: the vendor's own kernel runs. Another vendor's name: the kernel of that
-        vendor runs, such as the host's for vendors with graph engines only. reference: the slow reference runs. none:
-        calls fail, because the vendor fails or the fallback policy is "error".
-    defaults: device type -> the vendor that runs ops there unless another is chosen, or null.
-    implementations: vendor -> op -> its kernels, the preferred kernel first, for ops with several kernels.
+    ops: op -> vendor -> coverage:
+        native: the vendor's own kernel runs.
+        the name of another vendor: a kernel of that other vendor runs, such as the CPU vendor's kernel for a vendor
+        that
+            has only graph engines.
+        reference: the slow reference runs.
+        none: calls fail. Either the vendor fails, or it has no kernel for the op and the fallback policy is "error".
+    defaults: device type -> the vendor that runs ops there unless the user chooses another; null if there is none.
+    implementations: vendor -> op -> the vendor's kernels for the op, the preferred one first. Only ops with several
+        kernels are listed.
     selftests: one for each engine that has a self-test (docs/internals/selftest.md).
-    unknown_variables: ``DLINFER_*`` environment variables that are no setting.
+    unknown_variables: ``DLINFER_*`` environment variables that no setting has.
     problems: reasons why op calls fail: wrong settings, or a default vendor that fails.
     """
 
@@ -154,7 +164,7 @@ def to_json(report: Report) -> str:
 def collect(selftest: bool = False) -> Report:
     """Examine this process, its machine and the installed packages. This takes seconds if a framework is installed.
 
-    selftest: also run the self-test cases that never ran on this machine, which takes a minute the first time.
+    selftest: also run the self-test cases that have not run on this machine yet. The first time, this takes a minute.
     """
     origins = settings.origins(os.environ)
     problems = [origin.problem for origin in origins if origin.problem]
@@ -240,7 +250,9 @@ def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
 
 
 def rivals() -> list[str]:
-    """Return one problem for each other installed distribution whose files also lie in the folder ``dlinfer``."""
+    """Return one problem for each installed package of ``RIVALS``, since these packages write into the folder
+    ``dlinfer`` too.
+    """
     return [
         (
             f"{name} {version} is installed too and writes into dlinfer's folder, so the files of the two packages are "
@@ -259,7 +271,9 @@ def _installed(package: str) -> str | None:
 
 
 def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
-    """Return a vendor's state and, if it passes, op -> the vendor of the op's kernel."""
+    """Return a vendor's state and a mapping: op -> the name of the vendor whose kernel runs it. It is empty on a
+    failure.
+    """
     try:
         vendor = discovery.get(name)
     except DlinferError as error:
@@ -294,7 +308,9 @@ def _coverage(op: str, vendor: VendorState, authors: Mapping[str, str], policy: 
 
 
 def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str | None]:
-    """Return device type -> default vendor. Add to ``problems`` if a default vendor is missing or fails."""
+    """Return device type -> default vendor. Append a text to ``problems`` for each default vendor that is missing or
+    fails.
+    """
     vendors: dict[str, str | None] = {}
     failing = {state.name for state in states if state.state == "FAIL"}
     for device_type in sorted({state.device_type for state in states} - {"", "any"}):

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 def explain_folder(
     folder: Path, *, batch: int, length: int, engine: str | None, dynamic: bool
 ) -> Explanation:
-    """Explain a prefill and one decode step with a static KV cache.
+    """Explain a prefill and one decode step of a model folder, with a static KV cache.
 
     batch: number of sequences. length: tokens of each sequence. Raises ModelFolderError and the errors of ``explain``.
     """

@@ -1,4 +1,4 @@
-"""``dlinfer preflight``: can LMDeploy serve this model folder here, with what kernels and how much memory?"""
+"""``dlinfer preflight``: can LMDeploy serve this model folder here? With what kernels, and with how much memory?"""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command. Unset options keep the defaults of LMDeploy's PytorchEngineConfig."""
+    """Add the arguments of the command. An option that the user does not give keeps PytorchEngineConfig's default."""
     parser.add_argument(
         "folder", metavar="MODEL", type=Path, help="model folder in the format of Hugging Face"
     )

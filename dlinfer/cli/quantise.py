@@ -91,7 +91,7 @@ _OF_LOSS = ("text", "tokens")
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
-    """Exit with a usage error if an option would have no effect together with the others; the error names it."""
+    """Exit with a usage error if one option would have no effect beside the other options. The error names that option."""
     if arguments.loss:
         # Packing at load time (``--loss`` measures it) chooses group sizes itself and uses no calibration data.
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)
@@ -205,7 +205,7 @@ def show(report: "Report", console: Console | None = None) -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. It ends the command as Ctrl-C does: files written so far are removed."""
+    """Raised when SIGTERM arrives. It ends the command as Ctrl-C does: files written so far are removed."""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dlinfer.toolchain.install import gigabytes, install, remove
 from dlinfer.vendor import discovery
 
 NO_INTERPRETER = 3
-"""The exit status if no CPython of the right version exists, so that scripts can tell this from a failure."""
+"""The exit status if no CPython of the required version exists. It lets scripts tell this case from a failure."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def known() -> dict[str, Toolchain]:
-    """Return name -> recipe, for all vendors that have one. Vendors that cannot be loaded are skipped."""
+    """Return toolchain name -> recipe, of all vendors with a toolchain. Vendors that cannot be loaded are skipped."""
     recipes = {}
     for name in discovery.names():
         try:
@@ -108,7 +108,9 @@ def _takes(recipe: Toolchain) -> str:
 
 
 def _install_shown(recipe: Toolchain) -> None:
-    """Install a toolchain. A terminal shows a bar of the size on disk; other output gets a line for each step."""
+    """Install a toolchain and show progress. A terminal gets a bar of the size on disk; a pipe gets a line for each
+    step.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         sys.stderr.write(f"{recipe.name}: {recipe.summary}; it needs {_takes(recipe)}\n")

@@ -1,5 +1,5 @@
 """The conformance kit: check a vendor with every op, sample and dtype that it claims.
 
-Authors of vendors run it as ``dlinfer conformance NAME``. It returns a ``Report`` of results, which ``report`` writes
-as JSON, JUnit and HTML. docs/guides/conformance.md lists the checks.
+The authors of a vendor run the kit as ``dlinfer conformance NAME``. The result is a ``Report``, which the package
+``report`` writes as JSON, JUnit or HTML. docs/guides/conformance.md lists the checks.
 """

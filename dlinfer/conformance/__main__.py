@@ -1,4 +1,4 @@
-"""The child process of ``apart``: ``python -m dlinfer.conformance DESCRIPTOR REQUEST``. It writes JSON lines."""
+"""The child process of ``apart``: ``python -m dlinfer.conformance DESCRIPTOR REQUEST``. The child writes JSON lines."""
 
 import json
 import os
@@ -12,9 +12,11 @@ from dlinfer.errors import DlinferError
 
 
 def main(descriptor: int, request: dict[str, Any]) -> int:
-    """Run each check without a result in the journal. Write a line when a check begins, and a line with its result.
+    """Run all checks except those whose results an earlier run left in the journal.
 
-    descriptor: of the pipe to write to. The journal counts only if its key is the key of this run.
+    Write a line when a check begins, and a line with its result.
+
+    descriptor: the file descriptor of the pipe to write to. A journal with another key than this run's is ignored.
     """
     with os.fdopen(descriptor, "w", buffering=1) as out:
 

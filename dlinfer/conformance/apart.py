@@ -1,4 +1,4 @@
-"""Checks in a child process, so that a kernel that crashes or never returns fails one check only."""
+"""Run checks in a child process, so that a kernel that crashes or never returns fails only one check."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TIMEOUT = 600
 """The time limit of one check in seconds."""
 
 MOST_DEATHS = 20
-"""After this many crashed processes a run gives up: each new process takes seconds to start."""
+"""A run gives up after this many crashed processes, because each new process takes seconds to start."""
 
 Progress = Callable[[int, int, Result], None]
 """A function of (number of results so far, number of all results, the new result)."""
@@ -38,10 +38,11 @@ def run(
     progress: Progress | None = None,
     journal: Path | None = None,
 ) -> Report:
-    """Run all checks of a vendor; ``ops`` and ``checks`` limit the run to these ops and to the checks of these names.
+    """Run the checks of a vendor: all, or only those on ``ops`` and of the names ``checks``.
 
-    journal: a file for the results so far. A later run with the same request, versions and source keeps these results.
-    The report's seconds then include theirs.
+    journal: a file for the results so far. If a run was interrupted, a later run with the same request, versions and
+    source
+    takes the results from the journal. The report's seconds include the time that the earlier run took for them.
 
     Raises ConformanceError if the vendor cannot be checked at all.
     """
@@ -89,7 +90,9 @@ class _Run:
         return Report(self._header, results, earlier + time.perf_counter() - start)
 
     def _begin(self, key: str) -> float:
-        """Drop all results if the journal's key is not ``key``. Return the seconds that the remaining checks took."""
+        """Drop all earlier results if the journal's key is not ``key``. Return how many seconds the results that stay
+        took.
+        """
         if key != self._key:
             self._results = []
         self._key = key
@@ -113,7 +116,10 @@ class _Run:
 
 
 class _Child:
-    """A process that runs checks. begun: the running check; None between checks. how: how the process ended."""
+    """A process that runs checks.
+
+    begun: the check that runs at the moment; None between checks. how: a text that says how the process ended.
+    """
 
     def __init__(self, request: dict[str, Any], timeout: float) -> None:
         self._timeout = timeout

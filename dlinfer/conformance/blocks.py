@@ -1,6 +1,6 @@
-"""Whole blocks of models for engines to compile: several ops together, one prefill and two decoding steps.
+"""Whole blocks of models for engines to compile: several ops together, in one prefill and two decoding steps.
 
-Each block is a function of its inputs, weights and caches, and calls ops as frameworks do.
+Each block is a function of its inputs, weights and caches, and calls ops as serving frameworks do.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,14 @@ from dlinfer.vendor.claims import DTYPES
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
 RANK, TURNED = 32, 16
-"""Two sizes in latent attention: of a token's latent vector, and of the part of its key that is rotated by position."""
+"""Two sizes in latent attention. RANK: the size of a token's latent vector. TURNED: the size of the part of a token's
+key
+that rotary embedding rotates.
+"""
 LENGTHS = (5, 9, 1)
-"""The number of tokens of each prompt, or of patches of each image."""
+"""The number of tokens of each prompt or, in a vision tower, the number of patches of each image."""
 CACHES = ("k_cache", "v_cache", "latent_cache")
-"""The caches among the inputs of a step."""
+"""The names of the caches among the inputs of a step."""
 
 Weights = dict[str, Tensor]
 Step = dict[str, Any]
@@ -31,7 +34,10 @@ Block = Callable[[Tensor, Weights, Step], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """One block. dtypes: those to check; with experts only float32, because rounding may select other experts."""
+    """One block.
+
+    dtypes: the dtypes to check. A block with experts is checked only in float32: rounding may select other experts.
+    """
 
     name: str
     run: Block
@@ -63,9 +69,9 @@ def attention(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Compute latent attention with absorbed projections. There is one KV head; a value is the first part of its key.
+    """Compute latent attention with absorbed projections. There is one KV head.
 
-    The value cache is a view of the key cache, as in frameworks.
+    A token's value is the first part of its key. The value cache is a view of the key cache, as in serving frameworks.
     """
     h, lengths, ends = ops.rms_norm(x, w["norm"], 1e-6), step["lengths"], step["ends"]
     q = ops.linear(h, w["latent_q"], None, False).view(-1, HEADS, SIZE + TURNED)
@@ -93,7 +99,10 @@ def mla(x: Tensor, w: Weights, step: Step) -> Tensor:
 
 
 def vit(x: Tensor, w: Weights, step: Step) -> Tensor:
-    """Compute a layer of a vision tower: every patch sees its whole image. Norms and activation are torch's."""
+    """Compute a layer of a vision tower: every patch attends to its whole image.
+
+    The norms and the activation are functions of torch, not fused ops.
+    """
     h = functional.layer_norm(x, (HIDDEN,), w["norm"], w["norm_bias"], 1e-6)
     qkv = ops.linear(h, w["vision_qkv"], w["vision_bias"], False).view(-1, 3 * HEADS, SIZE)
     q, k, v = qkv.split(HEADS, dim=1)

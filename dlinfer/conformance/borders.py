@@ -1,7 +1,7 @@
-"""More samples for ops: sizes that float32 counters or short buffers cannot handle, and the vendor's block size.
+"""More samples for ops: sizes that overflow float32 counters or short buffers, and the vendor's own block size.
 
-These samples are large, so only the check ``values`` uses them. Samples with sizes over 2**24 are for thorough runs
-only.
+These samples are large, so only the check ``values`` uses them. Samples with sizes over 2**24 run only in thorough
+runs.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ LONG = 1 << 17
 """The number of tokens of a long context."""
 
 COUNT = 1 << 24
-"""The number above which float32 has no odd numbers."""
+"""Above this number, float32 represents no odd numbers."""
 
 LARGE = "over 2**24"
-"""The prefix in the names of samples that a quick run omits."""
+"""The prefix of the names of samples that a quick run omits."""
 
 _BLOCK = 16
 
 USUAL_BLOCK = 64
-"""LMDeploy's block size, used for vendors that declare none."""
+"""LMDeploy's block size. It is used for vendors that declare no block size."""
 
 
 def names(op: str) -> list[str]:
@@ -41,7 +41,7 @@ def arguments(op: str, name: str, make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _long_pages(make: SampleMaker) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (k_cache, v_cache, block_offsets) of one sequence of ``LONG`` tokens with blocks in random order."""
+    """Return (k_cache, v_cache, block_offsets) of one sequence of ``LONG`` tokens, whose blocks lie in random order."""
     blocks = LONG // _BLOCK
     caches = (make.cache(blocks, _BLOCK, 1, 16), make.cache(blocks, _BLOCK, 1, 16))
     return *caches, make.permutation(blocks)[None]
@@ -58,7 +58,7 @@ def _long_decode(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _far_decode(make: SampleMaker) -> tuple[Any, ...]:
-    """Return decoding arguments of a sequence whose two blocks lie after 2**24 other slots."""
+    """Return decoding arguments for a sequence whose two blocks lie behind more than 2**24 other slots of the cache."""
     blocks, size = COUNT // _BLOCK + 3, 2
     caches = [_zeros(make, blocks, size) for _ in range(2)]
     for cache in caches:
@@ -87,14 +87,18 @@ def _far_fill(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
-    """Return ``count`` tensors [rows, size] with more than 2**24 elements. Rows repeat: only addressing is tested."""
+    """Return ``count`` tensors [rows, size] with more than 2**24 elements. Rows repeat, because only addressing is
+    tested.
+    """
     rows = COUNT // size + 3
     pattern = make.tensor(count, 1021, size)
     return [rows_of.repeat(-(-rows // 1021), 1)[:rows] for rows_of in pattern]
 
 
 def _in_blocks(batch: Batch, size: int) -> Batch:
-    """Return ``batch`` with blocks of ``size`` slots. Each sequence keeps its distance to the nearest block end."""
+    """Return ``batch`` with blocks of ``size`` slots. Change each length, but keep its distance to the nearest block
+    border.
+    """
 
     def moved(keys: int) -> int:
         whole, rest = divmod(keys, batch.block_size)
@@ -107,7 +111,12 @@ def _in_blocks(batch: Batch, size: int) -> Batch:
 def _served(
     table: tuple[Batch, ...], arguments_of: Callable[[SampleMaker, Batch], tuple[Any, ...]]
 ) -> dict[str, Callable[[SampleMaker], tuple[Any, ...]]]:
-    """Return sample name -> function that makes arguments, for the batches of ``table`` in the vendor's block size."""
+    """Return sample name -> function that makes the arguments, in the vendor's block size.
+
+    table: the batches. Each gives one sample, except batches with aliased tensors. arguments_of: makes an op's
+    arguments
+    for a batch.
+    """
 
     def made(make: SampleMaker, batch: Batch) -> tuple[Any, ...]:
         return arguments_of(make, _in_blocks(batch, make.layout.block_size or USUAL_BLOCK))

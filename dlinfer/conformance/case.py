@@ -1,4 +1,4 @@
-"""A case of the checks: one call of an op's sample, in a dtype, on the device of the vendor under test."""
+"""A case: one call of an op with one sample, in one dtype, on the device of the vendor under test."""
 
 import gc
 from collections.abc import Iterator
@@ -19,25 +19,25 @@ from dlinfer.ops.core.spec import OpSpec
 from dlinfer.vendor.base import HOST, KVCacheLayout, Vendor
 
 CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
-"""The names of arguments that are caches: they have the vendor's cache layout, and ops write to them."""
+"""The names of the arguments that are caches. Caches have the vendor's cache layout, and ops write to them."""
 
 DECLINES = (FallbackError, GraphFallbackError)
-"""The errors that a call raises under the policy ``error`` if a kernel or an engine declines the call."""
+"""The errors that a call raises under the fallback policy ``error`` if a kernel or an engine declines the call."""
 
 _samples = SamplesInTurn()
 
 
 class Failed(Exception):
-    """A check found a fault. The error's text describes it."""
+    """Raised by a check that found a fault. The error's text describes the fault."""
 
 
 class Skipped(Exception):
-    """A check does not apply to a case. The error's text says why."""
+    """Raised by a check that does not apply to a case. The error's text says why."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The vendor under test, which is active, and the device type of its samples."""
+    """The vendor under test, which is the active vendor. device: the type of the device that holds the samples."""
 
     vendor: Vendor
     device: str
@@ -48,7 +48,10 @@ class Subject:
         return self.device == HOST
 
     def maker(self, dtype: torch.dtype, *, on_host: bool = False, seed: int = 0) -> SampleMaker:
-        """Return a maker of samples for the vendor, or with ``on_host`` for the oracle. Both make the same numbers."""
+        """Return a maker of samples on the vendor's device or, if ``on_host``, on the host for the reference.
+
+        Both makers return the same numbers.
+        """
         layout = self.vendor.kv_cache_layout
         if on_host and not self.on_host:
             layout = KVCacheLayout(block_size=layout.block_size)
@@ -59,7 +62,9 @@ class Subject:
 class Case:
     """One sample of an op in one dtype.
 
-    aliased: arguments share memory. border: the sample is from ``borders``. seed: of the sample's random numbers.
+    aliased: arguments share memory. border: the sample comes from the module ``borders``. seed: the seed of the
+    sample's
+    random numbers.
     """
 
     subject: Subject
@@ -79,7 +84,9 @@ class Case:
         return list(_samples.arguments(self.op, make, self.sample))
 
     def expected(self, args: list[Any] | None = None) -> list[Tensor]:
-        """Return the expected results on the host. args: arguments on the host; None means the case's own."""
+        """Return the reference's results, on the host. args: the arguments, on the host; None for the case's own
+        arguments.
+        """
         if args is None:
             args = self.for_oracle()
         return oracle.expected(self.op, args)
@@ -87,8 +94,9 @@ class Case:
     def for_oracle(self) -> list[Any]:
         """Return the call's arguments for the reference, on the host.
 
-        If the vendor's device is not the host, they are copies of the device's arguments, because the device may round
-        the numbers of samples differently.
+        If the vendor's device is not the host, this copies the arguments from the device: the device may round a
+        sample's
+        numbers differently.
         """
         if self.subject.on_host:
             return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
@@ -107,7 +115,10 @@ class Case:
         return self.op.overload(*args)
 
     def results(self, args: list[Any], returned: Any) -> list[Tensor]:
-        """Return the results of a call on the host, with caches in the oracle's layout."""
+        """Copy the results of a call to the host, and the caches in them to the reference's layout. Return the copies.
+
+        args: the call's arguments, after the call. returned: the value that the call returned.
+        """
         outputs = [output.cpu() for output in oracle.results(self.op, args, returned)]
         if self.subject.on_host:
             return outputs
@@ -131,7 +142,9 @@ class Case:
 
 
 def mapped(function: Any, value: Any) -> Any:
-    """Return ``value`` with each tensor t replaced by ``function(t)``, in lists too."""
+    """Return ``value`` with each tensor replaced by ``function(tensor)``, also in lists and tuples. A tuple becomes a
+    list.
+    """
     if isinstance(value, list | tuple):
         return [mapped(function, item) for item in value]
     return function(value) if isinstance(value, Tensor) else value
@@ -141,13 +154,13 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor's bits as integers on the host, so that NaN equals NaN."""
+    """Return a copy of a tensor's bits as integers on the host. In this form, NaN equals NaN."""
     host = tensor.detach().cpu().contiguous().clone()
     return host if host.dtype is torch.bool else host.view(_BITS[host.itemsize])
 
 
 def poison(dtype: torch.dtype) -> float | int | bool:
-    """Return a value that marks memory no kernel may read: NaN, or an integer far out of every range."""
+    """Return a value for memory that no kernel may read: NaN, or an integer far out of every valid range."""
     if dtype is torch.bool:
         return True
     if dtype.is_floating_point:
@@ -156,7 +169,10 @@ def poison(dtype: torch.dtype) -> float | int | bool:
 
 
 def dirty_memory(like: list[Tensor]) -> None:
-    """Fill memory with NaN and free it. The allocator reuses it, so a result left unwritten is not zero by luck."""
+    """Fill memory with NaN and free it, so that an allocator that reuses it does not hand out zeros.
+
+    Otherwise a result that a kernel forgets to write could be right by luck. like: tensors of the results' sizes.
+    """
     held = [
         torch.full(tensor.shape, poison(tensor.dtype), dtype=tensor.dtype, device=tensor.device)
         for tensor in like

@@ -1,4 +1,4 @@
-"""The error of a conformance run that cannot start."""
+"""The error of a conformance run that cannot start or has no results."""
 
 from dlinfer.errors import DlinferError
 

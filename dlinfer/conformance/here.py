@@ -1,4 +1,4 @@
-"""Checks in this process. A kernel that crashes the process ends the run; ``apart`` survives a crash."""
+"""Run checks in this process. A kernel that crashes ends the process and so the run; use ``apart`` to survive a crash."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -41,7 +41,7 @@ def header(subject: plan.Subject, *, thorough: bool) -> Header:
 def tasks(
     subject: plan.Subject, *, ops: Collection[str] = (), checks: Collection[str] = (), thorough: bool = False
 ) -> list[Task]:
-    """Return all tasks, in an order that is the same in every process."""
+    """Return all tasks of a run, in an order that is the same in every process."""
     return [
         *plan.plan(subject, ops=ops, checks=checks, thorough=thorough),
         *plan.whole_blocks(subject, ops=ops, checks=checks, thorough=thorough),
@@ -49,7 +49,9 @@ def tasks(
 
 
 def named(task: Task) -> Result:
-    """Return a result that only names a task's op, dtype, sample and check."""
+    """Return a result that only names the task's op, dtype, sample and check. Its state is FAILED until the check has
+    run.
+    """
     case = task.case
     dtype = str(case.dtype).removeprefix("torch.")
     return Result(case.op.name, dtype, case.sample, task.check.name if task.check else "claim", FAILED)
@@ -94,7 +96,10 @@ def _asked(task: Task) -> tuple[str, str]:
 
 
 def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:
-    """Return a failure for each op and dtype that the vendor claims although it declined every sample."""
+    """Return a failure for each (op, dtype) with only declined samples, because a claim needs at least one served call.
+
+    Vendors that declare no claims get no such failure. results: the results of the whole run.
+    """
     if not found_by.declared:
         return []
     states: dict[tuple[str, str], list[str]] = {}

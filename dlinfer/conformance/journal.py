@@ -1,7 +1,7 @@
-"""The journal: a file of results so far, so that an interrupted run continues where it stopped.
+"""The journal: a file of the results so far. It lets a run that was interrupted continue where it stopped.
 
-The first line has a key of the request, the versions and the source. Each other line has a result. Results with
-another key are ignored and overwritten.
+The first line has a key: a hash of the request, the versions and the source. Each other line has one result. A run
+with another key ignores and overwrites the results.
 """
 
 import hashlib
@@ -21,7 +21,9 @@ _SOURCE = {".py", ".cpp", ".h", ".so", ".schemas", ".signatures"}
 
 
 def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
-    """Return a hash of all that results depend on: the request, versions, and dlinfer's and the vendor's files."""
+    """Return a hash of all that results depend on: the request, the versions, and the files of dlinfer and of the
+    vendor.
+    """
     asked = {name: request[name] for name in ("vendor", "ops", "checks", "thorough")}
     current = settings.current()
     digest = hashlib.sha256(json.dumps([asked, asdict(header), str(current.engine)]).encode())
@@ -40,7 +42,8 @@ def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
 def _matters(place: str, module: str) -> bool:
     """Return whether a change to dlinfer's file ``place`` can change the results of the vendor in ``module``.
 
-    Files of the adaptors, of the command line and of vendors other than this one cannot.
+    Files of framework adaptors, of the command line and of other vendors cannot. Files of the CPU vendor and of the
+    reference always can.
     """
     top, _, rest = place.partition("/")
     if top in ("framework", "cli"):
@@ -51,7 +54,7 @@ def _matters(place: str, module: str) -> bool:
 
 
 def _outside(module: str, own: Path) -> Iterator[Path]:
-    """Yield the folder of the vendor's package, or nothing if that package is dlinfer."""
+    """Yield the folder of the vendor's package, if the vendor is not part of dlinfer."""
     top = sys.modules.get(module.partition(".")[0])
     file = Path(getattr(top, "__file__", None) or own / "__init__.py")
     if file.name == "__init__.py" and file.parent != own:
@@ -59,7 +62,7 @@ def _outside(module: str, own: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> tuple[str, list[Result]]:
-    """Return (key, results) of a journal, without a line that was cut off."""
+    """Return (key, results) of a journal, up to the first line that was cut off."""
     key, results = "", list[Result]()
     try:
         first, *lines = path.read_text().splitlines()
@@ -78,6 +81,6 @@ def begin(path: Path, key: str, results: list[Result]) -> None:
 
 
 def add(path: Path, result: Result) -> None:
-    """Append a result; it is in the file when this function returns."""
+    """Append a result. The result is in the file when this function returns."""
     with path.open("a") as file:
         file.write(json.dumps(asdict(result)) + "\n")

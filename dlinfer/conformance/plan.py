@@ -1,4 +1,4 @@
-"""The plan of a run: its checks and their samples, in a quick or a thorough run."""
+"""The plan of a run: which checks run, and each check's samples in a quick and in a thorough run."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator
@@ -21,11 +21,15 @@ from dlinfer.vendor.claims import DTYPES, Claim, Claims
 
 VALUES = "values"
 DYNAMIC_CASES = 1, 5
-"""The number of further samples that a function compiled with symbolic sizes is called with: (quick, thorough) run."""
+"""The most further samples for a function compiled with symbolic sizes: (in a quick run, in a thorough run)."""
 
 
 class Of(Enum):
-    """The samples of an op that a check runs on. ONE: the first of the first dtype. FIRST: the first of each dtype."""
+    """The samples of an op that a check runs on.
+
+    ONE: the first sample, in the first dtype. FIRST: the first sample, in each dtype. EVERY: all samples, in each
+    dtype.
+    """
 
     ONE = 1
     FIRST = 2
@@ -34,7 +38,11 @@ class Of(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A check. quick, thorough: the samples in such a run. eager: the check calls kernels, not compiled graphs."""
+    """A check.
+
+    quick, thorough: which samples the check runs on in a quick and in a thorough run. eager: whether the check calls
+    kernels; otherwise it runs compiled graphs.
+    """
 
     name: str
     run: Callable[[Any], str | None]
@@ -74,7 +82,7 @@ WHOLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """One check of one case. check: None if the vendor does not claim the op and dtype, so that nothing is checked."""
+    """One check of one case. check: None if the vendor does not claim the op in this dtype; nothing runs then."""
 
     case: Case | whole.Whole
     check: Check | None
@@ -83,9 +91,11 @@ class Task:
 
 
 def claims_of(subject: Subject) -> Claims:
-    """Return the vendor's claims. If it declares none, it counts as claiming in part every op that it has a kernel for.
+    """Return the vendor's claims: op -> claim.
 
-    Raises UnknownOpError for a claim of an unknown op.
+    A vendor that declares no claims counts as claiming, in part, each op that it has a kernel for. "In part" means that
+    a
+    kernel may decline calls. Raises UnknownOpError for a claim of an unknown op.
     """
     vendor = subject.vendor
     if vendor.claims is None:
@@ -100,7 +110,10 @@ def claims_of(subject: Subject) -> Claims:
 def plan(
     subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
 ) -> Iterator[Task]:
-    """Yield all tasks of a run, op by op. ops, checks: names that limit the run; empty for all."""
+    """Yield all tasks of a run, op by op, except those of whole blocks.
+
+    ops, checks: the names of the ops and the checks to run; empty for all.
+    """
     claims, several = claims_of(subject), several_implementations(subject.vendor)
     for op in registry().values():
         if ops and op.name not in ops:
@@ -123,7 +136,7 @@ def plan(
 def whole_blocks(
     subject: Subject, *, ops: Collection[str], checks: Collection[str], thorough: bool
 ) -> Iterator[Task]:
-    """Yield the tasks of whole blocks: eager if the vendor has kernels, compiled if it has an engine."""
+    """Yield the tasks of whole blocks: eager checks if the vendor has kernels, compiled checks if it has an engine."""
     for block in blocks.BLOCKS:
         if ops and block.name not in ops:
             continue
@@ -138,7 +151,7 @@ def whole_blocks(
 
 
 def names() -> dict[str, list[str]]:
-    """Return the names that can limit a run: "op" -> names of ops and blocks, "check" -> names of checks."""
+    """Return the names that can limit a run. "op" maps to the names of ops and blocks, "check" to the names of checks."""
     checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
     return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
 
@@ -168,13 +181,13 @@ def _first_dtype(claim: Claim | None) -> torch.dtype:
 
 
 def cases_of(subject: Subject, op: OpSpec, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield an op's own samples as cases; samples without aliased arguments come first."""
+    """Yield an op's own samples as cases. The samples without aliased arguments come first."""
     samples = list(op.sample_inputs(subject.maker(dtype)))
     for sample in itertools.chain((s for s in samples if not s.aliased), (s for s in samples if s.aliased)):
         yield Case(subject, op, dtype, sample.name, sample.aliased)
 
 
 def subject_of(name: str) -> Subject:
-    """Activate the vendor ``name`` and return it as the subject. Raises the errors of ``discovery.use``."""
+    """Activate the vendor ``name`` and return it as the vendor under test. Raises the errors of ``discovery.use``."""
     vendor = discovery.use(name)
     return Subject(vendor, HOST if vendor.device_type == "any" else vendor.device_type)

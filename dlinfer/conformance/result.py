@@ -7,15 +7,17 @@ from typing import Any
 
 PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED = "passed", "failed", "declined", "skipped", "unclaimed"
 STATES = (PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED)
-"""passed, failed: the finding of the check. declined: the kernel declined the call, which its claim allows.
-skipped: the check does not apply. unclaimed: the vendor does not claim the op and dtype, so nothing was checked."""
+"""passed, failed: the finding of the check. declined: the kernel declined the call, and the vendor's claim allows that.
+skipped: the check does not apply. unclaimed: the vendor does not claim the op in this dtype, so nothing was checked.
+"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check. op, dtype, sample: the checked call; an empty sample means all samples.
+    """The result of a check. op, dtype, sample: the checked call; an empty sample stands for all samples.
 
-    detail: the fault, or the reason for no finding; empty if the check passed. seconds: how long the check took.
+    detail: the fault, or the reason why there was nothing to find; a passed check has a note or nothing here.
+    seconds: how long the check took.
     """
 
     op: str
@@ -38,10 +40,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Header:
-    """The subject of a run: vendor, package, device and versions.
+    """A run's vendor, package, device and versions.
 
-    declared: whether the vendor declares its claims; if not, it counts as claiming in part every op that it has a
-    kernel for.
+    declared: whether the vendor declares its claims. A vendor that does not counts as claiming, in part, each op that
+    it
+    has a kernel for.
     """
 
     vendor: str
@@ -64,7 +67,7 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """The results that break the vendor's claims."""
+        """The results in the state FAILED. They break the vendor's claims."""
         return [result for result in self.results if result.state == FAILED]
 
     @property

@@ -1,7 +1,7 @@
-"""``dlinfer.explain``: how dlinfer compiled a model, as an object that renders as text, JSON and HTML.
+"""``dlinfer.explain`` returns an object that tells how dlinfer compiled a model, and renders as text, JSON or HTML.
 
-An Explanation collects the reports of compilations (``dlinfer.graph.report``). ``explain`` compiles only what the
-model's own call would compile.
+An Explanation collects the reports of compilations (``dlinfer.graph.report``). ``explain`` compiles only the graphs
+that a call of the model itself would compile.
 """
 
 import json
@@ -38,7 +38,7 @@ class Explanation(Facts):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model once more under no_grad, add the reports of new compilations, and return the call's result.
 
-        Raises ExplanationError for an explanation without a model: one from JSON or from ``of_process``.
+        Raises ExplanationError if the explanation has no model: it came from ``from_json`` or ``of_process``.
         """
         if self._compiled is None:
             raise ExplanationError(detail="it was loaded from reports and has no model to run")
@@ -76,7 +76,9 @@ class Explanation(Facts):
         return page_of(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the explanation to ``path``, in the suffix's format. Raises ExplanationError on an unknown suffix."""
+        """Write the explanation to ``path``, in the format that its suffix names. Raises ExplanationError for other
+        suffixes.
+        """
         target = Path(path)
         forms = dict(zip(FORMATS, (self.to_text, self.to_json, self.to_html), strict=True))
         if target.suffix not in forms:
@@ -98,13 +100,15 @@ def explain(
 ) -> Explanation:
     """Compile a module or function for dlinfer, call it once with these arguments, and explain the compilation.
 
-    options, dynamic: as in ``torch.compile(backend="dlinfer", options=..., dynamic=...)``. The model really runs, under
-    no_grad, and its writes, such as those to a KV cache, stay. Earlier compilations of the same model are neither used
-    nor replaced; but Dynamo remembers which sizes changed in earlier calls, and makes them dynamic if ``dynamic`` is
-    None.
+    options, dynamic: as in ``torch.compile(backend="dlinfer", options=..., dynamic=...)``.
 
-    Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under fallback ``error``, and whatever the
-    model itself raises.
+    The model really runs, under no_grad, and what it writes, for example to a KV cache, stays written. Earlier
+    compilations
+    of the same model are neither used nor replaced. But if ``dynamic`` is None, Dynamo makes those sizes dynamic that
+    changed between earlier calls.
+
+    Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under the fallback policy ``error``, and the
+    errors of the model itself.
     """
     compiled = _Compiled(model_or_function, CompileOptions.of(options), dynamic)
     explanation = Explanation(name_of(model_or_function), versions=versions(), _compiled=compiled)
@@ -121,7 +125,7 @@ def of_process() -> Explanation:
 
 
 def name_of(model_or_function: Any) -> str:
-    """Return "PYTHON_MODULE.NAME" of a function or, for a torch module, of its class."""
+    """Return "PYTHON_MODULE.NAME": the name of a function, or of the class of a torch module."""
     owner = type(model_or_function) if isinstance(model_or_function, torch.nn.Module) else model_or_function
     name = getattr(owner, "__qualname__", type(owner).__qualname__)
     return f"{getattr(owner, '__module__', '')}.{name}".lstrip(".")
@@ -136,7 +140,7 @@ def versions() -> dict[str, str]:
 
 
 class _Compiled:
-    """A function under torch.compile, with a backend that collects the reports of its graphs."""
+    """A function under torch.compile, whose backend collects the reports of the function's graphs."""
 
     def __init__(self, function: Callable[..., Any], options: CompileOptions, dynamic: bool | None) -> None:
         self.options = options
@@ -187,7 +191,7 @@ def _breaks(dynamos: Sequence[tuple[str, str]]) -> list[GraphBreak]:
 
 
 def _joined(breaks: Sequence[GraphBreak]) -> list[GraphBreak]:
-    """Merge equal breaks into one break with their total count."""
+    """Merge breaks that are equal in everything but their count. The counts are added."""
     counts: dict[tuple[str, str, str], int] = {}
     for item in breaks:
         key = (item.reason, item.advice, item.line)

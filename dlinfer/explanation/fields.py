@@ -28,8 +28,8 @@ class Facts:
     """The reports of some compilations.
 
     model: the name of the explained model. graphs: one report for each graph, in order of compilation.
-    graph_breaks: Dynamo's graph breaks. seconds: duration of the explained calls, with compilation.
-    cache: how often each kind of disk cache event happened. versions: of dlinfer, torch and Python.
+    graph_breaks: Dynamo's graph breaks. seconds: how long the explained calls took, compilation included.
+    cache: how often each kind of disk cache event happened. versions: the versions of dlinfer, torch and Python.
     """
 
     model: str
@@ -41,7 +41,8 @@ class Facts:
 
     @property
     def recompiles(self) -> list[GraphReport]:
-        """The graphs compiled because an earlier graph did not fit the call; their ``cause`` says why.
+        """The graphs that Dynamo compiled because the guards of earlier graphs failed. ``cause`` of a graph names the
+        guard.
 
         The list omits variants for a size of 1: see ``size_1_variants``.
         """
@@ -49,7 +50,7 @@ class Facts:
 
     @property
     def size_1_variants(self) -> list[GraphReport]:
-        """The graphs that were recompiled because a size was 1, which Dynamo always specializes."""
+        """The graphs that were recompiled because a size was 1. Dynamo always specializes a size of 1."""
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
@@ -69,7 +70,10 @@ class Facts:
 
     @property
     def coverage(self) -> float:
-        """The share of nodes in the engine, without views and arithmetic on sizes; 0 if nothing was captured."""
+        """The engine's share of the nodes, not counting views and arithmetic on sizes; 0 if nothing was captured.
+
+        It is 1 if the captured graphs have only views and arithmetic on sizes.
+        """
         inside = sum(len(graph.placed("engine")) for graph in self.graphs)
         outside = sum(len(graph.placed("eager")) for graph in self.graphs)
         if inside + outside == 0:
@@ -84,7 +88,7 @@ class Facts:
         return share(inside, outside) if self.coverage or inside + outside else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as a dict that JSON can hold; docs/reference/json.md describes the keys."""
+        """Return the reports and the figures as a dict that JSON can hold. docs/reference/json.md describes the keys."""
         plain = {item.name: getattr(self, item.name) for item in fields(Facts)}
         plain |= {name: [asdict(item) for item in plain[name]] for name in ("graphs", "graph_breaks")}
         figures: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""Outline a compiled graph: the layers that run, in order. A repeated layer appears once.
+"""Outline a compiled graph: the layers that run, in order. Equal layers in a row appear once.
 
-A kernel is a block. A use of a cluster is a block with one row for each op. A view is a row in the block of the tensor
-that it views. Weights and arithmetic on sizes are omitted. Module paths decide which layer a block belongs to.
+A layer is a list of blocks; an index in the path of an op's module decides which layer the op's block belongs to.
+A kernel is a block. Each use of a cluster, a group of ops compiled as one, is a block with one row for each op.
+A view is a row in the block of the tensor that it views. Weights and arithmetic on sizes are omitted.
 """
 
 import re
@@ -15,28 +16,30 @@ from dlinfer.explanation.text import short_line
 from dlinfer.graph.report.report import GraphReport, NodeReport
 
 COLLAPSE_FROM = 3
-"""The least number of equal layers in a row that appear as one."""
+"""The least number of equal layers in a row that the outline merges into one."""
 
 Place = tuple[str, int]
-"""A layer's place: (path of a ModuleList, the layer's index in the list)."""
+"""A layer's place: (the path of a ModuleList, the layer's index in the list)."""
 
 
 @dataclass
 class Block:
-    """One row group of the outline. kind: ``kernel``, ``cluster``, ``eager`` or ``view``."""
+    """One group of rows in the outline. kind: ``kernel``, ``cluster``, ``eager`` or ``view``."""
 
     kind: str
     title: str
     rows: list[NodeReport] = field(default_factory=list[NodeReport])
 
     def shape(self) -> tuple[object, ...]:
-        """The facts of a block that must be equal in two layers, so that the outline shows them as one."""
+        """The facts about a block that the outline compares, before it merges two layers into one."""
         return self.kind, self.title.partition(" #")[0], [(row.op, row.result) for row in self.rows]
 
 
 @dataclass
 class Layer:
-    """The blocks of one layer. place: None for blocks outside layers. often: how many equal layers are merged."""
+    """The blocks of one layer. place: None for blocks outside all layers. often: how many equal layers were merged into
+    this.
+    """
 
     place: Place | None
     blocks: list[Block]
@@ -71,7 +74,7 @@ def outline_of(graph: GraphReport) -> list[Layer]:
 
 
 def html_of(layers: Iterable[Layer]) -> str:
-    """Return the outline as nested HTML lists. Each row shows its node's facts on hover."""
+    """Return the outline as nested HTML lists. A row shows the facts about its node when the pointer is over it."""
     return "".join(
         f"<details open><summary>{escape(layer.title)}{f' <b>× {layer.often}</b>' if layer.often > 1 else ''}"
         f'</summary><ol class="blocks">{"".join(map(_block, layer.blocks))}</ol></details>'
@@ -124,19 +127,22 @@ def _blocks(graph: GraphReport) -> list[Block]:
 
 
 def _module(block: Block) -> str:
-    """Return the module of a block's last op: a residual add fused with the next layer's norm is in the next layer."""
+    """Return the module of a block's last op that is no view.
+
+    The last op decides: a residual add that is fused with the next layer's norm counts as part of the next layer.
+    """
     computing = (row.module for row in reversed(block.rows) if row.place != "view" and row.module)
     return next(computing, block.rows[-1].module)
 
 
 def _indexed(path: str) -> Iterator[Place]:
-    """Yield the place for each index in a module's path: ``a.3.b`` -> ("a", 3)."""
+    """Yield a place for each index in a module's path. For ``a.3.b`` it is ("a", 3)."""
     for match in re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", path):
         yield path[: match.start()], int(match.group(1))
 
 
 def _collapsed(layers: list[Layer]) -> Iterator[Layer]:
-    """Yield the layers, with each run of at least COLLAPSE_FROM equal neighbours merged into one."""
+    """Yield the layers. At least COLLAPSE_FROM equal layers in a row are merged into one."""
 
     def key(pair: tuple[int, Layer]) -> tuple[object, ...]:
         number, layer = pair

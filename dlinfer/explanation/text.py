@@ -9,7 +9,7 @@ from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 
 def summary_of(explanation: Facts) -> str:
-    """Return a few lines: how many graphs, which rules fired, which ops do not run in the engine."""
+    """Return a few lines: the number of graphs, the fusion rules that fired, and the ops that do not run in the engine."""
     return "\n".join(_summary(explanation)) + "\n"
 
 
@@ -115,7 +115,9 @@ def _regions(graph: GraphReport) -> Iterator[str]:
 
 
 def clusters(graph: GraphReport) -> Iterator[tuple[str, str]]:
-    """Yield two texts for each cluster: the first 8 characters of its key, and its facts."""
+    """Yield two texts for each cluster, a group of ops compiled as one: the first 8 characters of its key, and its
+    facts.
+    """
     for region in graph.regions:
         for cluster in region.clusters:
             reason = f": {cluster.reason}" if cluster.reason else ""
@@ -150,12 +152,12 @@ def counts(numbers: dict[str, int]) -> str:
 
 
 def short_line(line: str) -> str:
-    """Return a source line "FILE:LINE". The path of a file in an installed package begins with the package's name."""
+    """Return a source line "FILE:LINE" without the path to site-packages: it then begins with the package's name."""
     return re.sub(r"/\S*/(?:site|dist)-packages/", "", line)
 
 
 def short_cause(cause: str) -> str:
-    """Return Dynamo's reason for a compilation without the stack that follows it."""
+    """Return the first line of Dynamo's reason for a compilation. The stack in the other lines is cut off."""
     return cause.strip().partition("\n")[0]
 
 

@@ -1,1 +1,1 @@
-"""FOR WHOM: adaptors that put the fused ops under serving frameworks."""
+"""Adaptors that make serving frameworks and model libraries use the fused ops."""

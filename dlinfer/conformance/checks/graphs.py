@@ -1,4 +1,4 @@
-"""Graph mode: the op under ``torch.compile(backend="dlinfer")``, by the vendor's default engine."""
+"""Checks of graph mode: the op under ``torch.compile(backend="dlinfer")``, run by the vendor's default engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def graph(case: Case) -> None:
 
 
 def dynamic(case: Case, others: list[Case]) -> None:
-    """Check the op compiled with symbolic sizes: call one function with samples of several sizes."""
+    """Check the op compiled with symbolic sizes: call one compiled function with ``case`` and then with ``others``."""
     _calls(case, [case, *others, case], dynamic=True)
 
 
@@ -32,7 +32,9 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
 
 
 def engine_of(subject: Subject) -> str:
-    """Return the engine that the settings name, or the vendor's own. Raise Skipped if the vendor has none."""
+    """Return the engine of the settings if the vendor has it, else the vendor's default engine. Raise Skipped without
+    engines.
+    """
     vendor = subject.vendor
     engine = settings.current().engine
     if engine in vendor.engines:

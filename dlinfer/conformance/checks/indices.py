@@ -1,4 +1,4 @@
-"""Indices out of range: a call must refuse them with OpArgumentError before it writes anything."""
+"""The check of indices out of range: a call must refuse them with OpArgumentError before it writes anything."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

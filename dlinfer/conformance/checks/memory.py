@@ -1,4 +1,4 @@
-"""Checks of memory: a call reads and writes only its arguments, and keeps no memory."""
+"""Checks of memory: a call accesses no memory except its arguments and results, and keeps no memory afterwards."""
 
 import gc
 import sys
@@ -13,11 +13,11 @@ from dlinfer.conformance.case import Case, Failed, Skipped, bits, mapped, poison
 from dlinfer.ops.core import oracle
 
 GAP = 3
-"""The number of elements between the rows of a view, and around it."""
+"""The number of elements between two rows of a view, and around the view."""
 
 ROUNDS, CALLS = 4, 60
 LEAKED_BYTES = 48 << 10
-"""How many bytes the process may grow by in a round of calls, because allocators keep whole pages."""
+"""The process may grow by this many bytes in a round of calls, because allocators keep whole pages."""
 
 
 def aliasing(case: Case) -> None:
@@ -47,7 +47,7 @@ def mutation(case: Case) -> None:
 
 
 def views(case: Case) -> None:
-    """Check arguments that are views of larger tensors. A call must not read or write elements around a view."""
+    """Check a call with arguments that are views of larger tensors. It must not use elements around a view."""
     if case.aliased:
         raise Skipped("in this sample, arguments share memory")
     around: list[tuple[Tensor, Tensor]] = []
@@ -69,9 +69,9 @@ def views(case: Case) -> None:
 
 
 def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors: one full of ``poison`` values, and a view inside it with the elements of ``tensor``.
+    """Return (whole, view): a tensor full of ``poison`` values, and a view inside it with the elements of ``tensor``.
 
-    Rows of the view stay contiguous.
+    The rows of the view are contiguous.
     """
     *rows, size = tensor.shape
     if rows:
@@ -86,14 +86,14 @@ def _inside(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _outside(whole: Tensor, view: Tensor) -> Tensor:
-    """Return a bool mask, on the host, of the elements of ``whole`` outside ``view``."""
+    """Return a bool mask on the host. It is True for the elements of ``whole`` that are outside ``view``."""
     mask = torch.ones(whole.shape, dtype=torch.bool)
     mask.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
     return mask
 
 
 def leaks(case: Case) -> None:
-    """Check that repeated calls leak no blocks of Python, no memory of the process and no memory of the device."""
+    """Check that repeated calls leak neither objects of Python, nor memory of the process, nor memory of the device."""
     args = case.fresh()
     for _ in range(CALLS):  # warm up: one-time allocations happen now
         case.call(args)
@@ -135,7 +135,10 @@ def _resident() -> int:
 
 
 def least_growth(held: Callable[[], tuple[int, ...]], work: Callable[[], None]) -> list[int]:
-    """Return by how much ``work`` increases each number of ``held``, in the round of several with the least growth."""
+    """Return by how much one round of ``work`` increases each number that ``held`` returns.
+
+    Several rounds run, and each number's least growth counts, because other code can also allocate memory in a round.
+    """
     grown: list[list[int]] = []
     before = held()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Checks of shapes: results are as the schema and the fake function say, whatever strides the arguments have."""
+"""Checks of shapes: results are as the op's schema and fake function say, whatever strides the arguments have."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def fake(case: Case) -> None:
 
 
 def turned(case: Case) -> None:
-    """Check that inputs with reversed strides give the same results, with the strides of the fake function."""
+    """Check that inputs with reversed strides give the same values, and results with the strides of the fake function."""
     args = _turned(case, case.fresh())
     returned = case.call(args)
     expected = _by_fakes(case, _turned(case, case.fresh()))

@@ -14,12 +14,12 @@ from dlinfer.ops.core import oracle
 from dlinfer.vendor import base, discovery
 
 OUTPUTS = ("out", "attn_output")
-"""The arguments that a call writes and does not read."""
+"""The names of the arguments that a call writes and does not read."""
 
 REPEATS = 3
 THREADS = (1, 2, 5)
 AT_ONCE = 8
-"""How many calls each of two threads makes at the same time."""
+"""The number of calls that each of two threads makes at the same time."""
 
 
 def values(case: Case) -> None:
@@ -31,7 +31,9 @@ def values(case: Case) -> None:
 
 
 def implementations(case: Case) -> str:
-    """Check each kernel of an op that has several. Return a text: which kernels ran, and why others declined."""
+    """Check each kernel of an op that has several. Return a text for people: which kernels ran, and why others
+    declined.
+    """
     kernels = base.implementations(discovery.kernels_of(case.subject.vendor)[case.op.name])
     want, notes = case.expected(), list[str]()
     for kernel in kernels:
@@ -70,7 +72,7 @@ def again(case: Case) -> None:
 
 
 def outputs(case: Case) -> None:
-    """Check that a call does not read an output's old contents: with NaN in them, results must be the reference's."""
+    """Check that a call does not read the old contents of its outputs: with NaN in the outputs, results stay right."""
     if not set(OUTPUTS) & set(case.op.mutates):
         raise Skipped("the op has no output argument")
     if case.aliased:
@@ -103,7 +105,7 @@ def threads(case: Case) -> None:
 
 
 def _at_once(cases: tuple[Case, ...]) -> None:
-    """Call each case in its own thread. The cases have different numbers, so a mix-up of results is noticed."""
+    """Call each case in its own thread. The cases have different numbers, so that a mix-up of results is noticed."""
     faults: list[BaseException] = []
     begin = threading.Barrier(len(cases))
 

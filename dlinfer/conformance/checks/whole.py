@@ -1,7 +1,7 @@
-"""Whole blocks, eager on the vendor's kernels and compiled by its engine, checked against the reference in float64.
+"""Checks of whole blocks against the reference in float64: eager on the vendor's kernels, and compiled by its engine.
 
-Ops of a block that the vendor does not serve run under the fallback policy ``allow``. The result must still be right,
-and its note lists those ops.
+A block may contain ops that the vendor does not serve. The fallback policy ``allow`` runs these ops on the reference.
+The block's result must still be right. The check's note lists these ops.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST, KVCacheLayout
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
-"""dtype -> absolute and relative tolerance, for numbers near 1 after about ten ops, each with a rounding."""
+"""dtype -> absolute and relative tolerance, for results near 1 that about ten ops computed, each with a rounding."""
 
 REFERENCE = "reference"
 
@@ -36,7 +36,7 @@ class Whole:
 
 
 class _Model(nn.Module):
-    """A block as a module that owns its weights, so that compilers treat the weights' sizes as static."""
+    """A block as a module that owns its weights. Compilers treat the sizes of a module's weights as static."""
 
     def __init__(self, block: Blocks, held: dict[str, Tensor]) -> None:
         super().__init__()
@@ -50,7 +50,9 @@ class _Model(nn.Module):
 
 
 def eager(case: Whole) -> str:
-    """Check the block on the vendor's kernels. Return a text that names the ops without a kernel; empty for none."""
+    """Check the block on the vendor's kernels. Return a text that names the ops without a kernel; empty if there are
+    none.
+    """
     return _compared(case, lambda model: model)
 
 

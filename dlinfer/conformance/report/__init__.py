@@ -1,1 +1,1 @@
-"""A report as files: JSON for programs, JUnit for CI, HTML for people."""
+"""Write a report to a file: JSON for programs, JUnit for CI, HTML for people."""

@@ -1,4 +1,6 @@
-"""A report as JUnit XML: a suite for each op, a case for each check of a sample. Declined calls are skipped."""
+"""A report as JUnit XML: one suite for each op, one test case for each check of a sample. Declined calls count as
+skipped.
+"""
 
 from xml.etree import ElementTree
 

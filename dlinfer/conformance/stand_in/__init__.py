@@ -1,7 +1,8 @@
-"""A torch device that needs no hardware: the host's memory under another name, with every op of ATen.
+"""A torch device that needs no hardware: host memory under another device name, with every op of ATen.
 
-A vendor's package uses the stand-in until it has its own torch device, and to run its kernels in a CI without hardware.
-``install(name)`` creates the device, once in a process: torch gives its key PrivateUse1 to one device only.
+A vendor's package uses the stand-in until it has its own torch device, and later to run its kernels in CI without
+hardware. ``install(name)`` creates the device. A process can have only one stand-in, because torch gives its dispatch
+key PrivateUse1 to only one device.
 """
 
 from dlinfer.conformance.stand_in.memory import TOTAL, free, on_host

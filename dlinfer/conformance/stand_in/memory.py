@@ -1,8 +1,8 @@
 """The memory of the stand-in: blocks of host memory that torch treats as memory of the device.
 
-DLPack turns a host tensor into a device tensor that shares its memory: this module writes the kind "extension device"
-into the DLPack structure, and torch maps that kind to PrivateUse1. For the code that emulates the device's processor,
-DLPack also turns a device tensor into a host view.
+DLPack turns a host tensor into a device tensor that shares the host tensor's memory. To do so, this module writes the
+device type kDLExtDev into the DLPack structure, and torch maps that type to PrivateUse1. In the same way, DLPack turns
+a device tensor into a host view, for the code that emulates the device's processor.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _allocated = 0
 
 
 class _Block(bytearray):
-    """Host memory that reports when it is freed."""
+    """Host memory that a finalizer can be attached to; a bare bytearray takes none."""
 
 
 class _Device(ctypes.Structure):
@@ -82,7 +82,7 @@ def on_host(tensor: Tensor) -> Tensor:
 def strided(
     tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt
 ) -> Tensor:
-    """Return a view of the tensor's memory, on its device. torch's CPU kernel does this, as it reads no elements."""
+    """Return a view of the tensor's memory, on its device. torch's CPU kernel makes the view: it reads no elements."""
     return torch.ops.aten.as_strided.default._op_dk(torch._C.DispatchKey.CPU, tensor, sizes, strides, offset)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,7 +1,8 @@
 """The stand-in in torch: tensors of a device of any name, with every ATen op.
 
-``install`` gives torch's key PrivateUse1 a name and kernels. A few kernels are for memory and views. One kernel serves
-all other ops: it computes on host views of the tensors. Like a real device, it refuses tensors on different devices.
+``install`` gives torch's dispatch key PrivateUse1 a name and kernels. A few kernels are for memory and views. One
+kernel serves all other ops: it computes on host views of the device's tensors. Like a kernel of a real device, it
+refuses tensors on different devices.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ _names: list[str] = []
 
 
 class Module:
-    """The device's module, like ``torch.cuda``: the functions that torch calls on it."""
+    """The module ``torch.<name>`` of the device, like ``torch.cuda``. It has the functions that torch calls."""
 
     def is_available(self) -> bool:
         return True
@@ -51,11 +52,13 @@ class Module:
 
 
 def install(name: str, module: Module | None = None) -> None:
-    """Create the device. For the entry point group ``torch.backends``, which torch loads when it is imported.
+    """Create the device. A package names this function in the entry point group ``torch.backends``, so that torch calls
+    it.
 
-    module: the object to install as ``torch.<name>``, if torch or frameworks need more than ``Module`` has. If the
-    process already has a PrivateUse1 device under another name, this function does nothing and raises nothing, so that
-    ``import torch`` goes on. ``why_not`` then returns the reason.
+    module: the object to install as ``torch.<name>``, if torch or frameworks need more than ``Module`` has.
+
+    If the process already has a PrivateUse1 device, this function does nothing and raises nothing, so that
+    ``import torch`` goes on. If that device has another name, ``why_not`` returns the reason.
     """
     if _names or torch._C._get_privateuse1_backend_name() != "privateuseone":
         return
@@ -70,7 +73,7 @@ def install(name: str, module: Module | None = None) -> None:
 
 
 def why_not(name: str) -> str | None:
-    """Return why this process has no stand-in called ``name``; None if it has one."""
+    """Return a reason why this process has no stand-in called ``name``; None if it has one."""
     if name in _names:
         return None
     taken = torch._C._get_privateuse1_backend_name()
@@ -100,7 +103,9 @@ def _as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | No
 
 
 def _viewed(op: Any) -> Any:
-    """Return a device kernel for a view op. It computes sizes and strides with the op on a host view."""
+    """Return a device kernel for a view op. The kernel runs the op on a host view to get the result's sizes and
+    strides.
+    """
 
     def view(tensor: Tensor, *args: Any) -> Tensor:
         return _view_like(tensor, op(memory.on_host(tensor), *args))
@@ -133,7 +138,9 @@ def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
 
 
 def _set_to_all_of(tensor: Tensor, source: Any) -> Tensor:
-    """Make ``tensor`` a flat view of the whole storage ``source``, as ``UntypedStorage.cpu`` and ``copy_`` need it."""
+    """Make ``tensor`` a flat view of the whole storage ``source``. ``UntypedStorage.cpu`` and ``copy_`` need this
+    kernel.
+    """
     return _set_(tensor, source, 0, (source.nbytes() // tensor.dtype.itemsize,), (1,))
 
 
@@ -160,7 +167,12 @@ _OWN = {
 
 
 def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute an op on host views. Writes reach the device's memory, views stay views, new results are moved."""
+    """Compute an op on host views of its arguments.
+
+    Writes reach the device's memory, because a host view shares it. A result that is a view becomes a view on the
+    device.
+    A new result is copied to the device.
+    """
     schema = op._schema
     arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     if op not in _TAKES_HOST_TENSORS:
@@ -192,7 +204,7 @@ def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _result(op: Any, returned: Any, value: Any, arguments: dict[str, Any]) -> Any:
-    """Return a result on the device: the argument that the op wrote, a view of an argument, or a new tensor."""
+    """Return a result on the device. It is the argument that the op wrote, a view of an argument, or a new tensor."""
     alias = returned.alias_info
     if alias is None:
         return pytree.tree_map_only(Tensor, to_device, value)

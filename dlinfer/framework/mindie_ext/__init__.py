@@ -1,4 +1,4 @@
-"""The MindIE adaptor: ``GeneratorTorch``, a generator for third-party servers, on dlinfer's ops.
+"""The MindIE adaptor: ``GeneratorTorch``, a generator that third-party servers call, on dlinfer's ops.
 
 Names follow MindIE-LLM's ``mindie_llm.text_generator``. docs/vendors/mindie.md lists the supported parts.
 """

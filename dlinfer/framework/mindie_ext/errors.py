@@ -11,7 +11,7 @@ class ModelConfigError(DlinferError, ValueError):
 
 
 class AdapterError(DlinferError, ValueError):
-    """A LoRA adapter cannot be loaded, unloaded or used: its folder or name is wrong, or no place is free."""
+    """A LoRA adapter cannot be loaded, unloaded or used. Its folder or name is wrong, or no place is free."""
 
     message = "LoRA adapter {name!r}: {detail}."
     next_step = "{advice}"
@@ -25,21 +25,23 @@ class RankLostError(DlinferError, RuntimeError):
 
 
 class RankError(DlinferError, RuntimeError):
-    """This process cannot join the ranks: a variable is missing, or torch.distributed runs as another rank or size."""
+    """This process cannot join the other ranks. A variable is missing, or torch.distributed runs with another rank or
+    size.
+    """
 
     message = "rank {rank} of {world_size} cannot join: {detail}."
     next_step = "{advice}"
 
 
 class GeneratorCallError(DlinferError, ValueError):
-    """An argument of a generator's call does not fit its model, its KV pool or the other arguments."""
+    """An argument of a generator's call contradicts the model, the KV pool or another argument."""
 
     message = "{call}: {argument}: expected {expected}, given {given}."
     next_step = "correct the argument and send the step again. Nothing was computed, and no sequence changed."
 
 
 class SamplingError(DlinferError, ValueError):
-    """A sampling parameter or the logits are outside the supported values."""
+    """A sampling parameter has an unsupported value, or the logits have an unsupported shape or dtype."""
 
     message = "sampling: {parameter}: expected {expected}, given {given}."
     next_step = "correct the parameter in the request and send the step again."

@@ -44,7 +44,7 @@ class WarmupParams:
 
 
 class Generation:
-    """A mixin with the methods that a server calls for each step. The backend class brings model, sampler and pool."""
+    """A mixin with the methods that a server calls for each step. ``GeneratorBackend`` adds the model and the sampler."""
 
     if TYPE_CHECKING:
         config: ModelConfig
@@ -74,11 +74,13 @@ class Generation:
         return min(limit for limit in (allowed, longest) if limit is not None)
 
     def generate_token(self, input_metadata: InputMetadata, warmup: bool = False) -> GenerationOutput:
-        """Run one step for each request of the batch: forward, sampling, and the decision whether each sequence ends.
+        """Run one step of all requests of the batch: forward, sampling, and the decision whether each sequence ends.
 
-        The forward writes the KV pool in the slots of the new tokens. The sequences' states are kept until
-        ``clear_cache``; ``warmup`` keeps none. If the step raises, the kept states do not change, so the server may
-        send the step again.
+        The forward writes keys and values into the KV pool, at the slots of the new tokens. The generator keeps the
+        states of
+        the sequences until ``clear_cache``. With ``warmup``, it keeps no new state. If the step raises, the server may
+        send
+        the step again.
 
         Raises GeneratorCallError, SamplingError, PoolMissingError, RankLostError.
         """
@@ -124,7 +126,7 @@ class Generation:
             return output
 
     def generate(self, requests: Several[Request], is_prefill: bool = False) -> GenerationOutput:
-        """Run one step that prefills all requests, or one that decodes all of them."""
+        """Run one step: a prefill of all requests, or a decode of all requests."""
         block_size = self.pool("generate").kvcache_settings.block_size
         return self.generate_token(InputMetadata.from_requests(requests, None, is_prefill, block_size))
 
@@ -133,14 +135,14 @@ class Generation:
         return self.generate(requests, is_prefill=True)
 
     def decode(self, requests: Several[Request]) -> GenerationOutput:
-        """Return the next token of each request. All must have been prefilled."""
+        """Return the next token of each request. All requests must have been prefilled."""
         return self.generate(requests, is_prefill=False)
 
     def generate_mix(self, requests: Several[Request], is_prefill_batch: np.ndarray) -> GenerationOutput:
-        """Run one step that prefills some requests, in whole or in part, and decodes others.
+        """Run one step that prefills some requests, in whole or in part, and decodes the others.
 
-        is_prefill_batch: [requests] bool. A prefill computes the request's tokens from split_start_position to
-            split_end_position; a request with last_prompt gets a token.
+        is_prefill_batch: [requests] bool. True: the step computes the request's tokens from split_start_position to
+            split_end_position, and samples a token if the request's last_prompt is set. False: the step decodes.
         """
         flags = np.asarray(is_prefill_batch, dtype=bool)
         block_size = self.pool("generate_mix").kvcache_settings.block_size
@@ -150,10 +152,11 @@ class Generation:
         return self.generate_token(InputMetadata.from_requests(requests, None, flags, block_size))
 
     def warm_up(self, warmup_params: WarmupParams | None = None) -> float:
-        """Compile one graph for prefill and one for decode. Later steps of any size run without compilation.
+        """Compile one graph for prefill and one for decode. Later steps of any size then need no compilation.
 
         Nothing is written into the pool. Returns the size of the pool's device blocks in GB (2**30 bytes). If
-        world_size > 1, or if the config sets eager_mode, nothing is compiled, and each phase runs once in eager mode.
+        world_size > 1 or
+        the config sets eager_mode, nothing is compiled: one prefill and one decode run in eager mode.
         """
         params = warmup_params or WarmupParams()
         with self.lock:
@@ -167,11 +170,13 @@ class Generation:
             return settings.num_npu_blocks * settings.cache_block_bytes / GB
 
     def swap(self, block_operation: Any) -> None:
-        """Copy blocks between device and host. MindIE's scheduler wraps the moves: only the first element is read."""
+        """Copy blocks between device and host. MindIE's scheduler wraps the list of moves in a list, so element 0 is
+        the moves.
+        """
         self.swap_cache(np.asarray(block_operation)[0])
 
     def load_lora(self, lora_name: str, lora_path: str) -> None:
-        """Load a LoRA adapter from PEFT's folder. Requests may then pass its name as adapter_id."""
+        """Load a LoRA adapter from a folder that PEFT saved. Requests may then pass ``lora_name`` as their adapter_id."""
         with self.lock:
             self.model_wrapper.adapter_manager.load_adapter({lora_name: lora_path})
 
@@ -181,7 +186,7 @@ class Generation:
             self.model_wrapper.adapter_manager.unload_adapter(lora_name)
 
     def _sampling_defaults(self) -> dict[str, float]:
-        """Return the config's sampling parameters, which apply to requests that bring none."""
+        """Return the config's sampling parameters. They apply to requests without sampling parameters."""
         names = set(DEFAULT_SAMPLING_PARAMS) & set(type(self.config).model_fields)
         chosen = {name: getattr(self.config, name) for name in names}
         return {name: value for name, value in chosen.items() if value is not None}
@@ -195,7 +200,7 @@ class Generation:
 
 
 def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
-    """Return the input of a warm-up forward. It has one sequence, and no token is written into the pool."""
+    """Return the input of a warm-up forward with one sequence. Its slots are -1, so no token is written into the pool."""
     ends = np.asarray([length], dtype=np.int64)
     needed = -(-length // block_size)
     return ModelInput(

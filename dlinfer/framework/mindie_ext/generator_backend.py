@@ -20,7 +20,7 @@ from dlinfer.framework.mindie_ext.sampling import (
 
 
 class GeneratorBackend:
-    """The owner of the model and the sampler. A base class: use ``GeneratorTorch``.
+    """Owns the model and the sampler. This is a base class: use ``GeneratorTorch``.
 
     config: the checked model_config. model_wrapper: the model. group: the ranks that share the model, or None.
     """
@@ -42,7 +42,9 @@ class GeneratorBackend:
         self.sampler.initialize(self.model_wrapper.device, eos_token_id)
 
     def configure_sampler(self, sampling_metadata: SamplingMetadata) -> None:
-        """Let the sequences in ``sampling_metadata`` draw again from the first random number of their seeds."""
+        """Restart the random numbers of the sequences in ``sampling_metadata``: the next draw uses the first number of
+        the seed.
+        """
         self.sampler.configure(sampling_metadata)
 
     def sample(
@@ -54,11 +56,14 @@ class GeneratorBackend:
     ) -> SamplingOutput | tuple[np.ndarray, np.ndarray | None]:
         """Sample a token for each row of logits, with num_threads threads. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. sampling_metadata: the sampling parameters; None: greedy sampling.
-            MindIE's deprecated form passes a SamplingData here, or as the keyword ``sampling_data``, and also
-            sampling_param.
+        logits: [sequences, vocabulary], floating. sampling_metadata: the sampling parameters; None means greedy
+        sampling.
 
-        Returns a SamplingOutput, or (token ids, log-probabilities) in the deprecated form. Raises SamplingError.
+        MindIE's deprecated form passes a SamplingData, as ``sampling_metadata`` or as the keyword ``sampling_data``,
+        together
+        with a ``sampling_param``.
+
+        Returns a SamplingOutput or, in the deprecated form, (token ids, log-probabilities). Raises SamplingError.
         """
         data = (
             sampling_metadata if isinstance(sampling_metadata, SamplingData) else kwargs.get("sampling_data")
@@ -74,10 +79,13 @@ class GeneratorBackend:
         return self.sampler(logits, sampling_metadata)
 
     def build_inputs(self, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
-        """Return the token ids of conversations, lists of {"role", "content"} messages, by the chat template."""
+        """Apply the chat template to each conversation and return the token ids.
+
+        conversations: lists of messages {"role", "content"}.
+        """
         return [self.model_wrapper.make_context(conversation, **kwargs) for conversation in conversations]
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> int:
-        """Remove the sampler's state of sequences. Returns 1, as MindIE's method does."""
+        """Remove the sampler's state of these sequences. Return 1, as MindIE's method does."""
         self.sampler.clear_cache(np.asarray(list(sequence_ids), dtype=np.int64))
         return 1

@@ -20,15 +20,18 @@ from dlinfer.framework.mindie_ext.generator_backend import GeneratorBackend
 class GeneratorTorch(Generation, GeneratorBackend):
     """The interface for third-party serving frameworks on the torch backend: forward and sampling over a KV pool.
 
-    model_config: a mapping of MindIE's keys; docs/vendors/mindie_config.md lists them. The whole mapping is checked
-        first. Then the model is loaded from safetensors and the KV pool allocated.
+    model_config: a mapping of MindIE's keys, which docs/vendors/mindie_config.md lists. The whole mapping is checked
+        first. Then the model is loaded from safetensors and the KV pool is allocated.
 
-    cache_pool: the generator's pool of KV blocks. tokenizer: None with ``load_tokenizer=False``. device: the device of
-    the model. rank: the rank of this process; each of the world_size processes makes its own generator.
+    Attributes:
+    cache_pool: the pool of KV blocks. tokenizer: None with ``load_tokenizer=False``. device: the device of the model.
+    rank: the rank of this process; each of the world_size processes makes its own generator.
     adapter_manager: the LoRA adapters.
 
-    Several threads may call the methods. A lock lets one call run at a time. Raises ModelConfigError, MemoryPlanError,
-    RankLostError, and UnsupportedFeatureError for a model or a feature that is not served.
+    Several threads may call the methods. A lock lets only one call run at a time.
+
+    Raises ModelConfigError, MemoryPlanError, RankLostError, and UnsupportedFeatureError for a model or a feature that
+    dlinfer does not serve.
     """
 
     cache_pool: CachePool | None = None
@@ -45,10 +48,11 @@ class GeneratorTorch(Generation, GeneratorBackend):
         self.update_cache_policy(self.kvcache_settings())
 
     def kvcache_settings(self) -> KVCacheSettings:
-        """Return the sizes of the KV pool that the config asks for.
+        """Return the sizes of the KV pool for the config.
 
-        If npu_mem is -1, the pool holds max_batch_size sequences, or fewer if that would take more than a fixed share
-        of the free device memory.
+        If npu_mem is -1, the pool has room for max_batch_size sequences, but takes at most a fixed share of the free
+        device
+        memory.
         """
         config = self.config
         npu_mem = config.npu_mem * GB
@@ -64,9 +68,9 @@ class GeneratorTorch(Generation, GeneratorBackend):
         )
 
     def update_cache_policy(self, kvcache_settings: KVCacheSettings) -> None:
-        """Replace the KV pool by a pool of other sizes. The old pool's contents and all sequences are lost.
+        """Replace the KV pool by a pool of other sizes. The contents of the old pool and all sequences are lost.
 
-        Raises MemoryPlanError if memory is short; the generator then has no pool.
+        Raises MemoryPlanError if memory is short. The generator then has no pool.
         """
         with self.lock:
             self.clear_kv_cache()
@@ -76,7 +80,9 @@ class GeneratorTorch(Generation, GeneratorBackend):
             self.cache_pool = pool
 
     def clear_kv_cache(self) -> None:
-        """Free the pool's memory. Forwards then raise PoolMissingError until ``update_cache_policy``."""
+        """Free the pool's memory and forget all sequences. Forwards raise PoolMissingError until
+        ``update_cache_policy``.
+        """
         with self.lock:
             self.model_wrapper.compiled.unbind()
             self.begin()
@@ -87,10 +93,12 @@ class GeneratorTorch(Generation, GeneratorBackend):
         return torch.tensor(data, device=self.device)
 
     def forward(self, model_inputs: ModelInput, **kwargs: Any) -> Tensor:
-        """Return the logits of a batch, [n, vocabulary], for the tokens in prefill_head_indices or for all tokens.
+        """Return the logits of a batch, [n, vocabulary]: of the tokens in prefill_head_indices or, if that is None, of
+        all.
 
-        The KV pool is mutated: the tokens' keys and values are written to their slots. Raises GeneratorCallError
-        before anything is written, and PoolMissingError and RankLostError.
+        The keys and values of the tokens are written into the KV pool, at the tokens' slots. Raises GeneratorCallError
+        before
+        anything is written. Also raises PoolMissingError and RankLostError.
         """
         pool = self.pool("forward")
         adapter_ids = model_inputs.adapter_ids
@@ -124,14 +132,19 @@ class GeneratorTorch(Generation, GeneratorBackend):
     ) -> Tensor:
         """Return the logits of packed tokens over a paged cache that the caller passes. Integers are int32 or int64.
 
-        input_ids: [tokens]. position_ids: [tokens]; None computes them from the lengths. is_prefill: whether any
-            sequence has more than one new token. kv_cache: (keys, values) of each layer in the pool's layout, mutated.
-            block_tables: [sequences, blocks]. slots: [tokens]; tokens with a negative slot are not written.
-            input_lengths: [sequences], number of keys of each sequence, new keys included. max_seq_len: an upper bound
-            of input_lengths.
-        lm_head_indices: [n], the tokens of a prefill whose logits to return; None means all.
-        q_lens: [sequences], number of new tokens of each sequence; None means input_lengths in a prefill and 1 in a
-        decode. adapter_ids: the LoRA adapter of each sequence; None or "None" is the base model.
+        input_ids: [tokens].
+        position_ids: [tokens]. None computes the positions from the lengths.
+        is_prefill: whether any sequence has more than one new token.
+        kv_cache: (keys, values) of each layer in the pool's layout. The tensors are mutated.
+        block_tables: [sequences, blocks].
+        slots: [tokens]. Tokens with a negative slot are not written.
+        input_lengths: [sequences], the number of keys of each sequence, new keys included.
+        max_seq_len: an upper bound of input_lengths.
+        lm_head_indices: [n], the tokens of a prefill whose logits to return. None means all tokens.
+        q_lens, in kwargs: [sequences], the number of new tokens of each sequence. None means input_lengths in a
+        prefill, 1 in
+            a decode.
+        adapter_ids, in kwargs: the LoRA adapter of each sequence. None or "None" means the base model.
 
         Returns [n, vocabulary] in the model's dtype. Raises GeneratorCallError before anything is written.
         """
@@ -164,14 +177,17 @@ class GeneratorTorch(Generation, GeneratorBackend):
     def swap_cache(self, swap_decision: Any) -> None:
         """Copy blocks between device and host: see ``CachePool.swap_kvcache_method``.
 
-        swap_decision: [moves, 3] integers: 0 (to the device) or 1 (to the host), source block, target block.
+        swap_decision: [moves, 3] integers. A move is a direction, a source block and a target block. The direction is 0
+        to the
+            device, 1 to the host.
+
         Raises SwapError before any copy.
         """
         with self.lock:
             self.pool("swap_cache").swap_kvcache_method(swap_decision)
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> int:
-        """Remove the stored tokens and the sampler's state of sequences. The server manages their blocks.
+        """Forget these sequences: their tokens, and the sampler's state. The server manages their blocks.
 
         Returns 1, as MindIE's method does.
         """
@@ -181,11 +197,13 @@ class GeneratorTorch(Generation, GeneratorBackend):
             return super().clear_cache(ids)
 
     def pool(self, call: str) -> CachePool:
-        """Return the KV pool. Raises PoolMissingError if there is none; ``call`` is the method named in the message."""
+        """Return the KV pool. Raises PoolMissingError if there is none. call: the name of the method, for the error's
+        text.
+        """
         if self.cache_pool is None:
             raise PoolMissingError(call=call)
         return self.cache_pool
 
     def _whole(self, values: Any) -> Any:
-        """Return integers (an array or tensor) as a tensor on the device; None stays None."""
+        """Return integers, an array or a tensor, as a tensor on the device. None stays None."""
         return None if values is None else torch.as_tensor(values).to(self.device)

@@ -1,4 +1,4 @@
-"""LoRA adapters of a generator: each sequence of a batch may have its own."""
+"""LoRA adapters of a generator. Each sequence of a batch may use another adapter."""
 
 from dlinfer.framework.mindie_ext.adapters.manager import AdapterManager
 

@@ -1,4 +1,4 @@
-"""A linear layer with places for the weights of LoRA adapters."""
+"""A linear layer with slots for the weights of LoRA adapters."""
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,10 @@ from dlinfer.framework.mindie_ext.adapters.weights import LoraWeights
 
 
 class Batch(nn.Module):
-    """The adapter of each token in the current forward, shared by all LoRA layers.
+    """The adapter of each token in the current forward. All LoRA layers of a model share one Batch.
 
-    ids: [capacity] int64, the index of each token's adapter, or -1 for none. Compiled graphs read ids, so it is
-    mutated.
+    ids: [capacity] int64, the index of each token's adapter; -1 for no adapter. The tensor is written in place, because
+    compiled graphs read it.
     """
 
     ids: Tensor
@@ -23,10 +23,11 @@ class Batch(nn.Module):
 
 
 class LoraLinear(nn.Module):
-    """Replaces a linear layer: calls the layer, then adds the adapters' products with ``lora_linear``.
+    """Replaces a linear layer: calls that layer, then adds the products of the tokens' adapters with ``lora_linear``.
 
-    The layer has places for ``loras`` adapters, each of rank ``rank`` or less. The places take loras * rank *
-    (in_features + out_features) elements. The replaced layer's weights are not copied.
+    The layer has places for the weights of ``loras`` adapters of rank ``rank`` or less. All places together take loras
+    *
+    rank * (in_features + out_features) elements. The weights of the replaced layer are not copied.
     """
 
     a: Tensor
@@ -50,7 +51,7 @@ class LoraLinear(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     def put(self, place: int, weights: LoraWeights | None) -> None:
-        """Write an adapter's weights into a place. If ``weights`` is None, the place is emptied."""
+        """Write an adapter's weights into a place. None empties the place."""
         rank = 0 if weights is None else weights.a.shape[0]
         self.ranks[place] = rank
         if weights is not None:

@@ -18,12 +18,14 @@ _NONE = (None, "", "None", BASE)
 
 
 class AdapterManager:
-    """The adapters of one model.
+    """The LoRA adapters of one model.
 
     max_loras: how many adapters may be loaded at once. max_lora_rank: the largest rank of an adapter. capacity: the
-    largest number of tokens in a forward. When an adapter first targets a linear layer, a ``LoraLinear`` replaces the
-    layer for good. Later adapters only change values in it, so compiled graphs stay valid. ``version`` rises with each
-    replaced layer, and a graph that was compiled at an earlier version is out of date.
+    largest number of tokens in a forward.
+
+    The first adapter for a linear layer replaces the layer by a ``LoraLinear``, which stays. Later adapters only write
+    values into the LoraLinear, so compiled graphs stay valid. ``version`` counts replaced layers: a graph that was
+    compiled at an earlier version is out of date.
     """
 
     def __init__(self, model: nn.Module, max_loras: int, max_lora_rank: int, capacity: int = 4096) -> None:
@@ -42,10 +44,16 @@ class AdapterManager:
         return list(self._places)
 
     def load_adapter(self, lora_adapter: Mapping[str, str]) -> None:
-        """Load one adapter, given as {name: folder}. The whole adapter is checked before the model changes.
+        """Load one adapter. lora_adapter: {name: folder}. The whole adapter is checked before the model changes.
 
-        Raises AdapterError if the folder is not PEFT's, the name is taken, a module does not exist, shapes or the rank
-        do not fit, or no place is free.
+        Raises AdapterError
+        - if the folder has no adapter of plain LoRA, as PEFT saves it,
+        - if the name is invalid or taken,
+        - if the model has no such module, or the module is not a Linear,
+        - if a shape differs from the model's, or the rank exceeds max_lora_rank,
+        - if max_loras adapters are already loaded.
+
+        Raises UnsupportedFeatureError if an adapted layer is split over ranks.
         """
         if len(lora_adapter) != 1:
             advice = "pass one adapter to each call"
@@ -93,9 +101,11 @@ class AdapterManager:
         model_name: str | None = None,
         model_id: str | None = None,
     ) -> list[str]:
-        """Return each sequence's adapter; None, "", "None", model_name and model_id become "base", the model itself.
+        """Return the adapter name of each sequence. The name "base" stands for the model without an adapter.
 
-        Raises AdapterError for a name that is not loaded, where MindIE's method would use the model itself.
+        None, "", "None", model_name and model_id become "base". Raises AdapterError for the name of an adapter that is
+        not
+        loaded. MindIE's method does not raise, but uses the model without an adapter.
         """
         names: list[str] = []
         for adapter in [None] if adapter_ids is None else adapter_ids:
@@ -114,7 +124,7 @@ class AdapterManager:
 
     @contextmanager
     def activate(self, names: Sequence[str], token_counts: Sequence[int]) -> Iterator[None]:
-        """Use these adapters in forwards inside the block.
+        """Inside the ``with`` block, forwards use these adapters.
 
         names: one name for all sequences, or one name for each sequence, as ``preprocess_adapter_ids`` returns them.
         token_counts: how many tokens each sequence has. Raises AdapterError if all tokens together exceed ``capacity``.

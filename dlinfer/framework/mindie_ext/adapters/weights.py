@@ -1,4 +1,4 @@
-"""Read a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors."""
+"""Read a LoRA adapter from the files that PEFT saves: adapter_config.json and adapter_model.safetensors."""
 
 import json
 import math
@@ -31,7 +31,10 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """An adapter's weights for one layer, which adds ``scaling * b @ a``. a: [rank, inputs]. b: [outputs, rank]."""
+    """An adapter's weights for one linear layer. The adapter adds ``scaling * b @ a`` to the layer's weight.
+
+    a: [rank, inputs]. b: [outputs, rank].
+    """
 
     a: Tensor
     b: Tensor
@@ -39,7 +42,7 @@ class LoraWeights:
 
 
 def read_adapter(name: str, path: str) -> dict[str, LoraWeights]:
-    """Read the adapter in a folder. Return a mapping from module paths to weights. Raises AdapterError."""
+    """Read the adapter ``name`` in the folder ``path``. Return module path -> weights. Raises AdapterError."""
     folder = Path(path)
     config = _read_config(name, folder)
     for key, plain in _PLAIN.items():

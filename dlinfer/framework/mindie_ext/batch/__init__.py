@@ -1,4 +1,4 @@
-"""One step of a generator: the server's input, the step's output, and the state of each sequence between steps."""
+"""One step of a generator: the server's input, the step's output, and the state of each sequence between two steps."""
 
 from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason, GenerationOutput
 from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata

@@ -1,4 +1,4 @@
-"""Convert a step's metadata to the inputs of its forward: tokens, positions, slots."""
+"""Convert the metadata of a step to the inputs of the step's forward: tokens, positions and slots."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from dlinfer.framework.mindie_ext.errors import GeneratorCallError
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one step, set by the generator's config and KV pool.
+    """The limits of one step, from the generator's config and its KV pool.
 
-    block_size: number of slots in a block. blocks: number of blocks in the pool. max_seq_len: the largest number of
-    tokens in a sequence. max_batch_size: the largest number of sequences in a step; 0 is no limit. vocab_size: all
-    token ids are below it. ignore_eos: the value for requests that do not set ignore_eos.
+    block_size: slots in a block. blocks: blocks in the pool. max_seq_len: the most tokens of a sequence.
+    max_batch_size: the most sequences in a step; 0 means no limit. vocab_size: all token ids are below it.
+    ignore_eos: the value for requests that do not set ignore_eos.
     """
 
     block_size: int
@@ -29,10 +29,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Step:
-    """The forward of one step, and its requests.
+    """The inputs of a step's forward, and the requests of the step.
 
-    states: the state of each request's sequence. A new sequence's state is not in the store yet. draws: indices of the
-    requests that get a token in this step.
+    states: the state of each request's sequence. The state of a new sequence is not in the store yet. draws: indices of
+    the requests that get a token in this step.
     """
 
     model_input: ModelInput
@@ -41,7 +41,10 @@ class Step:
 
 
 def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> Step:
-    """Return one step's forward and requests, without storing new sequences. Raises GeneratorCallError."""
+    """Return the inputs of a step's forward, and the requests' states. New sequences are not stored yet.
+
+    Raises GeneratorCallError.
+    """
     requests = len(metadata.batch_sequence_ids)
     if limits.max_batch_size and requests > limits.max_batch_size:
         _refuse("batch_size", f"at most {limits.max_batch_size} (max_batch_size)", requests)
@@ -98,9 +101,10 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
 
 
 def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> np.ndarray:
-    """Return the blocks that the sequences need, [sequences, longest] int32; 0 after a sequence's last block.
+    """Return the blocks that each sequence needs: [sequences, most blocks of a sequence] int32, filled up with 0.
 
-    Raises GeneratorCallError if a sequence has too few blocks or names a block that does not exist.
+    lengths: the number of keys of each sequence. Raises GeneratorCallError if a sequence has too few blocks or names a
+    block that does not exist.
     """
     needed = -(-lengths // limits.block_size)
     most = int(needed.max())
@@ -119,7 +123,9 @@ def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> 
 def slots_of(tables: np.ndarray, positions: np.ndarray, counts: np.ndarray, block_size: int) -> np.ndarray:
     """Return the slot of each token, [tokens] int64. Raises GeneratorCallError if two tokens would share a slot.
 
-    tables: the blocks of each sequence. positions: [tokens]. counts: how many of the tokens each sequence has.
+    tables: the blocks of each sequence. positions: [tokens], the position of each token in its sequence. counts: how
+    many
+    of the tokens belong to each sequence.
     """
     rows = np.repeat(np.arange(len(counts)), counts)
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
@@ -135,7 +141,7 @@ def _is_prefill(metadata: InputMetadata, index: int) -> bool:
 
 
 def _piece(metadata: InputMetadata, index: int) -> tuple[int, int]:
-    """Return the range (start, end) of a prefill request's tokens that this step computes."""
+    """Return (start, end): the range of a prefill request's tokens that this step computes."""
     if metadata.split_start_position is not None and metadata.split_end_position is not None:
         start, end = int(metadata.split_start_position[index]), int(metadata.split_end_position[index])
     elif metadata.batch_seq_len is not None:

@@ -11,9 +11,10 @@ from dlinfer.framework.mindie_ext.batch.input_metadata import InputMetadata
 
 @dataclass
 class SequenceState:
-    """The state of one sequence. tokens: prompt and answer so far. kv_length: how many tokens are in the KV pool.
+    """The state of one sequence.
 
-    prompt_length: None until the whole prompt is computed. seed: the request's seed for sampling, or a random one.
+    tokens: the prompt and the answer so far. kv_length: how many tokens have keys and values in the KV pool.
+    prompt_length: None until the whole prompt is computed. seed: the request's seed for sampling, or a random seed.
     """
 
     tokens: list[int]
@@ -54,7 +55,10 @@ class SequenceStore:
 
 
 def new_state(metadata: InputMetadata, index: int, tokens: list[int], ignore_eos: bool) -> SequenceState:
-    """Return the state of a request whose prompt begins in this step. ignore_eos: used if the request sets none."""
+    """Return the state of the request ``index``, whose prompt begins in this step.
+
+    tokens: the tokens of the prompt that this step computes. ignore_eos: the value if the request sets none.
+    """
 
     def of(name: str, default: object = None) -> object:
         values = getattr(metadata, name)

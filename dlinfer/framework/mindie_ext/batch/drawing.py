@@ -18,9 +18,9 @@ def metadata_of(
     defaults: Mapping[str, float],
     to_tensor: Callable[[Any], Any],
 ) -> SamplingMetadata:
-    """Return the sampling metadata of the sequences that get a token. Raises SamplingError.
+    """Return the sampling metadata of the sequences that get a token in this step. Raises SamplingError.
 
-    defaults: the sampling parameters of requests that bring none.
+    defaults: the sampling parameters for requests that bring none.
     """
     states = [step.states[index] for index in step.draws]
     ids = metadata.all_sequence_ids[step.draws]

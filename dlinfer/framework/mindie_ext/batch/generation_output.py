@@ -8,7 +8,7 @@ import numpy as np
 
 
 class FinishReason(IntEnum):
-    """Why a sequence ended, with MindIE's numbers."""
+    """Why a sequence ended. The numbers are MindIE's."""
 
     CONTINUE = 0
     EOS = 1
@@ -20,14 +20,20 @@ class FinishReason(IntEnum):
 
 @dataclass
 class GenerationOutput:
-    """The output of a step: arrays over its n sequences, in the order of the requests.
+    """The output of a step: arrays over the step's n sequences, in the order of the requests.
 
-    sequence_ids, parent_sequence_ids: [n] int64. group_indices: the range (first, end) of each request's sequences,
-    ``end`` exclusive. token_ids: [n, 1] int64, -1 if this step did not reach the prompt's end. logprobs: [n, 1]
-    float32. top_token_ids, top_logprobs: [n, 1, most tokens of a request]. num_new_tokens: [n] int64, 0 or 1.
-    num_top_tokens: [n], how many top tokens each request wants. cumulative_logprobs: [n] float32. finish_reason: [n]
-    int32, see FinishReason. truncation_indices: [n], how many characters to cut from the text's end because of a stop
-    string. eos_info: [n, 2] int64, finish_reason and num_new_tokens. trace_ids: as the server passed them.
+    sequence_ids, parent_sequence_ids: [n] int64.
+    group_indices: for each request the range (first, end) of its sequences, without ``end``.
+    token_ids: [n, 1] int64; -1 for a sequence whose prompt is not yet complete.
+    logprobs: [n, 1] float32.
+    top_token_ids, top_logprobs: [n, 1, k], where k is the largest number of top tokens that a request wants.
+    num_new_tokens: [n] int64, 0 or 1.
+    num_top_tokens: [n], how many top tokens each request wants.
+    cumulative_logprobs: [n] float32.
+    finish_reason: [n] int32, numbers of FinishReason.
+    truncation_indices: [n], how many characters the server must cut from the text's end because of a stop string.
+    eos_info: [n, 2] int64, finish_reason and num_new_tokens.
+    trace_ids: as the server passed them.
     """
 
     sequence_ids: np.ndarray

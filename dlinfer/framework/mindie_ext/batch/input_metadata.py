@@ -1,4 +1,4 @@
-"""The input of one step, as MindIE's scheduler describes it: arrays over requests."""
+"""The input of one step, as MindIE's scheduler describes it: arrays with one entry for each request."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
@@ -14,16 +14,19 @@ from dlinfer.framework.mindie_ext.sampling import SAMPLING_DTYPE
 
 @dataclass
 class InputMetadata:
-    """A batch of prefills, of decodes, or (is_mix) of both. All arrays have one entry for each request, in order.
+    """A batch of prefills, of decodes or, with ``is_mix``, of both. All arrays have one entry for each request, in
+    order.
+    batch_request_ids, batch_max_output_lens: [requests] int64.
+    batch_sequence_ids: for each request an array [1] with the id of its sequence.
+    block_tables: [requests, blocks] int32, padded with -1.
+    reserved_sequence_ids: must be empty.
+    input_ids: the tokens that this step prefills, concatenated. A decode brings no tokens: the generator knows them.
+    batch_seq_len: how many tokens of each request this step computes.
+    batch_sampling_params: [requests] records of SAMPLING_DTYPE. A record of NaN means the generator's defaults.
+    batch_ignore_eos: one flag for each request. None means the generator's default.
+    batch_is_prefill, split_start_position, split_end_position, batch_last_prompt: only for mixed steps.
 
-    batch_request_ids, batch_max_output_lens: [requests] int64. batch_sequence_ids: for each request an array [1], the
-    id of its sequence. block_tables: [requests, blocks] int32, padded with -1. reserved_sequence_ids: must be empty.
-    input_ids: the concatenated tokens that this step prefills; empty for decodes, whose tokens the generator knows.
-    batch_seq_len: how many tokens of each request this step computes. batch_sampling_params: [requests] records of
-    SAMPLING_DTYPE; a record of NaN takes the generator's defaults. batch_ignore_eos: one flag for each request, or
-    None for the generator's default. batch_is_prefill, split_start_position, split_end_position, batch_last_prompt:
-    for mixed steps only. Some fields belong to features of MindIE that are not served. A request that uses such a
-    feature is refused.
+    Some fields belong to features of MindIE that dlinfer does not serve. A request with such a feature is refused.
     """
 
     batch_size: int
@@ -98,7 +101,7 @@ class InputMetadata:
         is_prefill: bool | np.ndarray = False,
         max_block_size: int = 128,
     ) -> "InputMetadata":
-        """Return the metadata of a step. is_prefill: one flag for all requests; for a mixed step, [requests] bool."""
+        """Return the metadata of a step. is_prefill: one flag for all requests or, for a mixed step, [requests] bool."""
         requests = list(llm_requests)
         mixed = isinstance(is_prefill, np.ndarray)
         kinds = (
@@ -180,7 +183,10 @@ def form_block_tables(requests: Several[Request]) -> np.ndarray:
 
 
 def _records(requests: Several[Request]) -> np.ndarray | None:
-    """Return one sampling record for each request, NaN for requests without parameters; None if all are without."""
+    """Return a sampling record for each request, or None if no request has parameters.
+
+    A request without parameters gets a record of NaN.
+    """
     if all(r.sampling_params is None for r in requests):
         return None
     none = np.array([(np.nan,) * len(SAMPLING_DTYPE)], dtype=SAMPLING_DTYPE)

@@ -13,11 +13,14 @@ from dlinfer.framework.mindie_ext.sampling import DEFAULT_SAMPLING_PARAMS, SAMPL
 class GenerationParams:
     """The generation parameters of a request, with MindIE's names. None means the default.
 
-    adapter_id: the LoRA adapter of the request. ignore_eos: continue after an end-of-sequence token. logprobs: whether
-    to return log-probabilities. max_new_tokens: the most tokens to generate; by default only the model's limit applies.
-    seed: for sampling. stop_token_ids: tokens, or lists of consecutive tokens, after which the request ends.
-    stop_strings: texts after which the request ends; they need a tokenizer. best_of, n, use_beam_search,
-    response_format, length_penalty: only values without an effect are allowed.
+    adapter_id: the LoRA adapter of the request.
+    ignore_eos: continue after an end-of-sequence token.
+    logprobs: whether to return log-probabilities.
+    max_new_tokens: the most tokens to generate. By default only the model's limit applies.
+    seed: the seed for sampling.
+    stop_token_ids: tokens, or lists of consecutive tokens, that end the answer.
+    stop_strings: texts that end the answer. They need a tokenizer.
+    best_of, n, use_beam_search, response_format, length_penalty: only values without an effect are allowed.
     """
 
     adapter_id: str | None = None
@@ -38,18 +41,18 @@ class GenerationParams:
 
 @dataclass
 class Sequence:
-    """One sequence of a request. block_tables: its blocks in order, int32, which the server sets."""
+    """One sequence of a request. block_tables: the sequence's blocks in order, int32. The server sets them."""
 
     seq_id: int
     block_tables: np.ndarray | None = None
 
 
 class Request:
-    """A request, which the server keeps from its prefill to its last token.
+    """A request. The server keeps it from the prefill to the last token.
 
-    block_tables: [blocks] int32, the blocks of its sequence in order. split_start_position, split_end_position: the
-    range of the sequence's tokens that the next mixed step computes. last_prompt: whether the next mixed step reaches
-    the end of the prompt and so samples a token.
+    block_tables: [blocks] int32, the blocks of the request's sequence, in order.
+    split_start_position, split_end_position: the range of the sequence's tokens that the next mixed step computes.
+    last_prompt: whether the next mixed step reaches the end of the prompt, and so samples a token.
     """
 
     def __init__(

@@ -6,16 +6,20 @@ from dlinfer.framework.mindie_ext.batch.context import SequenceState
 from dlinfer.framework.mindie_ext.batch.generation_output import FinishReason
 
 _WINDOW = 8
-"""A character may consist of several tokens, so this many tokens are decoded in addition to a stop string's length."""
+"""The last tokens are searched for a stop string: as many as the string has characters, and this many more.
+
+The additional tokens are needed because one character may consist of several tokens.
+"""
 
 
 def why_finished(
     state: SequenceState, eos_token_ids: frozenset[int], max_seq_len: int, tokenizer: Any
 ) -> tuple[FinishReason, int]:
-    """Return why a sequence ends with its last token, and how many characters to cut from the end of its text.
-
-    A sequence that does not end has the reason CONTINUE. The checks have MindIE's order: end-of-sequence token, stop
-    tokens, stop strings, limits.
+    """Return (reason, characters): why a sequence ends with its last token, and how many characters to cut from its
+    text.
+    The characters are cut from the text's end. A sequence that goes on has the reason CONTINUE. The checks have
+    MindIE's
+    order: end-of-sequence token, stop tokens, stop strings, limits.
     """
     last = state.tokens[-1]
     if not state.ignore_eos and last in eos_token_ids:

@@ -19,9 +19,9 @@ CPU_TO_NPU, NPU_TO_CPU = 0, 1
 class CachePool:
     """A paged KV cache: the keys and values of all layers, in blocks.
 
-    npu_cache, cpu_cache: a pair (keys, values) for each layer, on the device and on the host. Each tensor is [blocks,
-    block_size, kv_heads, head_size] in the vendor's layout. If the device is the CPU, both caches lie in host memory.
-    Swaps still copy blocks between them, so that blocks of npu_cache become free.
+    npu_cache: a pair (keys, values) for each layer, on the device. cpu_cache: the same, in host memory. Each tensor is
+    [blocks, block_size, kv_heads, head_size] in the vendor's layout. If the device is the CPU, both caches lie in host
+    memory; swaps still copy blocks from one to the other, to free blocks of npu_cache.
     """
 
     def __init__(self, kvcache_settings: KVCacheSettings, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class CachePool:
         self.cpu_cache: list[tuple[Tensor, Tensor]] = []
 
     def allocate_npu_kvcache(self) -> None:
-        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem holds no block or exceeds free
+        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem is less than a block or more than free
         memory.
         """
         settings = self.kvcache_settings
@@ -49,7 +49,7 @@ class CachePool:
         self.npu_cache = self._allocate(blocks, self.device)
 
     def allocate_cpu_kvcache(self) -> None:
-        """Allocate the host blocks, zeroed; no block if cpu_mem is 0. Raises MemoryPlanError if memory is short."""
+        """Allocate the host blocks, zeroed. A cpu_mem of 0 gives no blocks. Raises MemoryPlanError if memory is short."""
         settings = self.kvcache_settings
         host = discovery.device("cpu").memory()
         needed = settings.num_cpu_blocks * settings.cache_block_bytes
@@ -67,12 +67,17 @@ class CachePool:
     def swap_kvcache_method(self, swap_decision: Tensor | Sequence[Sequence[int]]) -> None:
         """Copy blocks between device and host. Target blocks are overwritten, source blocks keep their contents.
 
-        swap_decision: [moves, 3] integers: decision, source block, target block. Decision 0 copies from the host to
-            the device, 1 from the device to the host. All moves are checked before the first copy. Copies follow the
-            order of the list, so one call may copy a block to the host and then overwrite it.
+        swap_decision: [moves, 3] integers. A move is a decision, a source block and a target block. Decision 0 copies
+        from
+            the host to the device, 1 from the device to the host.
 
-        Raises SwapError for a malformed list, for a block that does not exist, and if consecutive moves in one
-        direction write a block twice.
+        All moves are checked before the first copy. Copies follow the order of the moves, so one call may copy a block
+        to the
+        host and then overwrite it on the device.
+
+        Raises SwapError for a malformed list, for a block that does not exist, and if consecutive moves with the same
+        decision
+        write a block twice.
         """
         dim = self.kvcache_settings.layout.order.index("B")
         for decision, moves in itertools.groupby(self._checked(swap_decision), key=lambda move: move[0]):

@@ -15,8 +15,9 @@ GB = 1 << 30
 class KVCacheSettings:
     """The sizes of a KV pool, with the fields of MindIE's class of this name.
 
-    cpu_mem, npu_mem: size in bytes of the host memory and of the device memory for blocks. block_size: slots in a
-    block. backend_type, is_separated_pd, num_speculative_tokens: have no effect; callers may read them.
+    cpu_mem, npu_mem: how many bytes of host memory and of device memory the blocks may take. block_size: slots in a
+    block.
+    backend_type, is_separated_pd, num_speculative_tokens: these have no effect; callers may read them.
     """
 
     rank: int
@@ -69,7 +70,9 @@ class KVCacheSettings:
         return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
     def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of one layer's keys and of its values for ``blocks`` blocks, in the vendor's layout."""
+        """Return (shape of the keys, shape of the values) of one layer's cache of ``blocks`` blocks, in the vendor's
+        layout.
+        """
         keys = self.layout.shape(blocks, self.block_size, self.num_heads, self.k_head_size)
         values = self.layout.shape(blocks, self.block_size, self.num_heads, self.v_head_size)
         return keys, values

@@ -1,4 +1,4 @@
-"""The model_config of a generator: its keys, and the checks before anything is loaded."""
+"""The model_config of a generator: its keys, and the checks that run before anything is loaded."""
 
 from dlinfer.framework.mindie_ext.config.check import check_model_config
 from dlinfer.framework.mindie_ext.config.model_config import ModelConfig

@@ -18,9 +18,9 @@ _ALIKE = 0.85
 
 
 def check_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
-    """Check a model_config and return it. No weight is read, and nothing is allocated.
+    """Check a model_config and return it in checked form. No weight is read, and nothing is allocated.
 
-    Raises ModelConfigError with all faults: of single keys, of keys that contradict each other, and of folders.
+    Raises ModelConfigError with all faults: wrong values, keys that contradict each other, and folders without a model.
     """
     if not isinstance(model_config, Mapping):
         _raise([("model_config", "a mapping of keys to values", type(model_config).__name__)])

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def fault_of_model(path: str, trust_remote_code: bool) -> tuple[str, str, Any] | None:
-    """Return the fault (key, expected, given) that keeps a model folder from being loaded; None if it can be loaded."""
+    """Return the fault (key, expected, given) of a model folder that cannot be loaded; None if it can be loaded."""
     folder = Path(path)
     if not folder.is_dir():
         return "model_id", "an existing folder", path
@@ -32,7 +32,7 @@ def fault_of_model(path: str, trust_remote_code: bool) -> tuple[str, str, Any] |
 
 
 def fault_of_tokenizer(path: str) -> tuple[str, str, Any] | None:
-    """Return the fault (key, expected, given) that keeps a tokenizer folder from being loaded; None without a fault."""
+    """Return the fault (key, expected, given) of a tokenizer folder that cannot be loaded; None if it can be loaded."""
     folder = Path(path)
     if not folder.is_dir():
         return "tokenizer_path", "an existing folder", path

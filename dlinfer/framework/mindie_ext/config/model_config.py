@@ -13,14 +13,14 @@ def _flag(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Refuse a bool in place of a number. Text is allowed, as MindIE also passes numbers as text."""
+    """Raise an error for a bool in place of a number. Text is allowed, because MindIE also passes numbers as text."""
     if isinstance(value, bool):
         raise ValueError("a number, not a flag")
     return value
 
 
 def _memory(value: float) -> float:
-    """Refuse a memory size other than -1 and numbers above 0."""
+    """Raise an error for a memory size that is neither -1 nor above 0."""
     if value != -1 and not value > 0:
         raise ValueError("more than 0, or -1")
     return value
@@ -47,7 +47,7 @@ Name = Annotated[
 
 
 class ModelConfig(BaseModel):
-    """A checked model_config. Unknown keys are kept without effect, since servers pass many.
+    """A checked model_config. Unknown keys are kept, because servers pass many, but have no effect.
 
     Memory is in GB (2**30 bytes), lengths in tokens. docs/vendors/mindie_config.md says what each key does.
     """
