@@ -23,8 +23,9 @@ def failure() -> str | None:
 
 
 def install() -> None:
-    """Add the finder to ``sys.meta_path`` once. torch calls this function as an entry point of the group
-    ``torch.backends``.
+    """Add the finder to ``sys.meta_path`` once.
+
+    torch calls this function as an entry point of the group ``torch.backends``.
     """
     if not any(isinstance(finder, FrameworkFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, FrameworkFinder())
@@ -35,8 +36,7 @@ class FrameworkFinder(MetaPathFinder):
 
     The adaptor is called before the search for the module and again after the module's execution. Each call patches all
     LMDeploy modules that are loaded by then. Modules can be loaded before this finder exists: ``import lmdeploy``
-    imports
-    torch, which installs the finder, while some LMDeploy modules are only half executed.
+    imports torch, which installs the finder, while some LMDeploy modules are only half executed.
     """
 
     def find_spec(self, fullname: str, path=None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -2,8 +2,7 @@
 
 A class declares two format strings, ``message`` and ``next_step``. The keywords of the ``raise`` fill both, as in
 ``raise OpCallError(op="rms_norm", schema=..., detail=...)``. The error keeps the keywords as ``error.fields`` and the
-two
-filled texts as ``error.explanation`` and ``error.step``. Errors can be pickled, because engines raise in workers.
+two filled texts as ``error.explanation`` and ``error.step``. Errors can be pickled, because engines raise in workers.
 """
 
 from typing import Any
@@ -29,8 +28,8 @@ class DlinferError(Exception):
     def again(self) -> "DlinferError":
         """Return a copy of this error. Code that keeps an error, for example in a cache, raises a copy each time.
 
-        Raising the kept error itself would store a traceback in it, which keeps alive everything in the traceback's
-        frames.
+        Raising the kept error itself would store a traceback in it, and a traceback keeps all objects of its frames
+        alive.
         """
         new = _rebuild(type(self), self.fields)
         new.__cause__ = self.__cause__
@@ -204,8 +203,9 @@ class ToolchainInstallError(DlinferError, RuntimeError):
 
 
 class PatchError(DlinferError, RuntimeError):
-    """A patch for a framework's function does not match the function of the installed version. The patch was not
-    applied.
+    """A patch for a framework's function does not match the function of the installed version.
+
+    The patch was not applied.
     """
 
     message = "the patch on {target} does not fit {package} {version}: {detail}."
@@ -301,7 +301,10 @@ class FrameworkSourceError(DlinferError, ValueError):
 
 
 class CaptureError(DlinferError, RuntimeError):
-    """A model cannot be captured as a graph. If the fallback policy is not ``error``, the model runs eagerly instead."""
+    """A model cannot be captured as a graph.
+
+    If the fallback policy is not ``error``, the model runs eagerly instead.
+    """
 
     message = "the model cannot be captured as a graph: {reason} (at {line})."
     next_step = (
@@ -350,7 +353,7 @@ class EngineResultError(DlinferError, RuntimeError):
 
 
 class KVLayoutChangedError(DlinferError, RuntimeError):
-    """A compiled graph is called while a vendor is active whose KV cache layout differs from the layout in the graph."""
+    """A compiled graph is called, but the active vendor's KV cache layout differs from the layout in the graph."""
 
     message = (
         "the graph was compiled for KV caches laid out as {made_for}, but vendor {vendor!r}, which is active for "
@@ -448,8 +451,9 @@ class ArtifactNotFoundError(ArtifactError, OSError):
 
 
 class ArtifactCorruptError(ArtifactError, ValueError):
-    """An artifact is truncated or altered, or has contents that ``save`` never writes. Nothing in the artifact was
-    used.
+    """An artifact is truncated or altered, or has contents that ``save`` never writes.
+
+    Nothing in the artifact was used.
     """
 
     message = "the artifact {source} cannot be read: {detail}."

@@ -55,8 +55,9 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets ``dlinfer serve`` take options that it does not declare: it passes them on to the servers it
-    starts.
+    """A parser that can also take undeclared options.
+
+    ``dlinfer serve`` passes these options to the servers that it starts.
     """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -204,7 +205,10 @@ def _add_toolchain(commands: Any) -> None:
 
 
 def _sentence(text: str) -> str:
-    """Return the text with a capital first letter. Unlike str.capitalize(), this keeps the case of all other letters."""
+    """Return the text with a capital first letter.
+
+    Unlike str.capitalize(), this keeps the case of all other letters.
+    """
     return text[0].upper() + text[1:]
 
 

@@ -14,7 +14,7 @@ SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def reason(error: BaseException) -> str | None:
-    """Return torch's text about a failed autoload, followed by the cause; None if ``error`` is another kind of error."""
+    """Return torch's text about a failed autoload, with the cause; None if ``error`` is no failed autoload."""
     if not str(error).startswith("Failed to load the backend extension"):
         return None
     said = str(error).partition(". You can")[0]

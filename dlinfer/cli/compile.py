@@ -12,8 +12,9 @@ from typing import Any
 from dlinfer.errors import DlinferError
 
 ENGINES = ("sophgo",)
-"""The engines that compile to a file for the vendor's runtime. Other engines compile in the process that runs the
-model.
+"""The engines that compile to a file for the vendor's runtime.
+
+All other engines compile in the process of the model.
 """
 
 _AGAIN = 0.05
@@ -104,8 +105,9 @@ def _number(end: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does. The command can then end its compilers, which would
-    outlive it.
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does.
+
+    The command can then end its compilers, which would outlive it.
     """
 
     def end(number: int, frame: Any) -> None:
@@ -126,8 +128,9 @@ def _ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_again() -> Iterator[None]:
-    """Raise a signal's exception a second time if Python dropped the first: Python drops exceptions raised in
-    finalizers.
+    """Raise the exception of a signal again if Python dropped it.
+
+    Python drops an exception that is raised inside a finalizer.
     """
     lost: list[int] = []
     before = sys.unraisablehook

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from dlinfer.framework.lmdeploy_ext.contract.drift import Report
 
 ESSENTIAL, NOT_READ, OPTIONAL = 1, 2, 3
-"""Three exit statuses. ESSENTIAL: LMDeploy changed a thing that the adaptor cannot work without. NOT_READ: there is no
-source to read. OPTIONAL: LMDeploy changed only things that the adaptor can work without.
+"""Three exit statuses. ESSENTIAL: LMDeploy changed a thing that the adaptor cannot work without.
+
+NOT_READ: there is no source to read. OPTIONAL: LMDeploy changed only things that the adaptor can work without.
 """
 
 EXIT = (

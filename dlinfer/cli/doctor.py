@@ -35,8 +35,7 @@ RIVALS = ("dlinfer-ascend", "dlinfer-maca", "dlinfer-camb")
 """Packages on PyPI of another project that is also named dlinfer. Each package is for one kind of device."""
 
 Coverage = str
-"""The code that runs an op: ``native``, ``reference``, ``none``, or the name of another vendor whose kernel runs the
-op.
+"""The code that runs an op: ``native``, ``reference``, ``none``, or the name of another vendor, whose kernel runs it.
 """
 
 
@@ -93,9 +92,7 @@ class VendorState:
 
 @dataclass(frozen=True)
 class FailedCase:
-    """A self-test case that failed on this CPU. covers: the ops that the engine or kernel is not used for, because it
-    failed.
-    """
+    """A self-test case that failed on this CPU. covers: the ops that the engine or kernel therefore does not run."""
 
     name: str
     precision: str
@@ -107,8 +104,7 @@ class FailedCase:
 class EngineSelfTest:
     """The self-test of an engine on this CPU.
 
-    passed, not_run: numbers of cases. problem: the reason why the self-test cannot run, or the cases that raised an
-    error.
+    passed, not_run: numbers of cases. problem: why the self-test cannot run, or the cases that raised an error.
     """
 
     engine: str
@@ -128,8 +124,7 @@ class Report:
     ops: op -> vendor -> coverage:
         native: the vendor's own kernel runs.
         the name of another vendor: a kernel of that other vendor runs, such as the CPU vendor's kernel for a vendor
-        that
-            has only graph engines.
+            that has only graph engines.
         reference: the slow reference runs.
         none: calls fail. Either the vendor fails, or it has no kernel for the op and the fallback policy is "error".
     defaults: device type -> the vendor that runs ops there unless the user chooses another; null if there is none.
@@ -250,9 +245,7 @@ def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
 
 
 def rivals() -> list[str]:
-    """Return one problem for each installed package of ``RIVALS``, since these packages write into the folder
-    ``dlinfer`` too.
-    """
+    """Return one problem for each installed package of ``RIVALS``: it writes into the folder ``dlinfer``, too."""
     return [
         (
             f"{name} {version} is installed too and writes into dlinfer's folder, so the files of the two packages are "
@@ -271,8 +264,9 @@ def _installed(package: str) -> str | None:
 
 
 def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
-    """Return a vendor's state and a mapping: op -> the name of the vendor whose kernel runs it. It is empty on a
-    failure.
+    """Return a vendor's state and a mapping: op -> the name of the vendor whose kernel runs it.
+
+    It is empty on a failure.
     """
     try:
         vendor = discovery.get(name)
@@ -308,8 +302,9 @@ def _coverage(op: str, vendor: VendorState, authors: Mapping[str, str], policy: 
 
 
 def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str | None]:
-    """Return device type -> default vendor. Append a text to ``problems`` for each default vendor that is missing or
-    fails.
+    """Return device type -> default vendor.
+
+    Append a text to ``problems`` for each default vendor that is missing or fails.
     """
     vendors: dict[str, str | None] = {}
     failing = {state.name for state in states if state.state == "FAIL"}

@@ -91,7 +91,10 @@ _OF_LOSS = ("text", "tokens")
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
-    """Exit with a usage error if one option would have no effect beside the other options. The error names that option."""
+    """Exit with a usage error if one option would have no effect beside the other options.
+
+    The error names that option.
+    """
     if arguments.loss:
         # Packing at load time (``--loss`` measures it) chooses group sizes itself and uses no calibration data.
         beside, unused = "--loss", ("group_size", "calibrate", *_SEARCH)

@@ -41,8 +41,7 @@ def run(
     """Run the checks of a vendor: all, or only those on ``ops`` and of the names ``checks``.
 
     journal: a file for the results so far. If a run was interrupted, a later run with the same request, versions and
-    source
-    takes the results from the journal. The report's seconds include the time that the earlier run took for them.
+    source takes the results from the journal. The report's seconds include the time that the earlier run took for them.
 
     Raises ConformanceError if the vendor cannot be checked at all.
     """
@@ -90,8 +89,9 @@ class _Run:
         return Report(self._header, results, earlier + time.perf_counter() - start)
 
     def _begin(self, key: str) -> float:
-        """Drop all earlier results if the journal's key is not ``key``. Return how many seconds the results that stay
-        took.
+        """Drop all earlier results if the journal's key is not ``key``.
+
+        Return the seconds that the remaining results took.
         """
         if key != self._key:
             self._results = []

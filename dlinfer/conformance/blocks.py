@@ -18,9 +18,9 @@ from dlinfer.vendor.claims import DTYPES
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
 RANK, TURNED = 32, 16
-"""Two sizes in latent attention. RANK: the size of a token's latent vector. TURNED: the size of the part of a token's
-key
-that rotary embedding rotates.
+"""Two sizes in latent attention. RANK: the size of a token's latent vector.
+
+TURNED: the size of the part of a token's key that rotary embedding rotates.
 """
 LENGTHS = (5, 9, 1)
 """The number of tokens of each prompt or, in a vision tower, the number of patches of each image."""

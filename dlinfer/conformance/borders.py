@@ -1,7 +1,6 @@
 """More samples for ops: sizes that overflow float32 counters or short buffers, and the vendor's own block size.
 
-These samples are large, so only the check ``values`` uses them. Samples with sizes over 2**24 run only in thorough
-runs.
+These samples are large, so only the check ``values`` uses them. Sizes over 2**24 run only in thorough runs.
 """
 
 from collections.abc import Callable
@@ -87,8 +86,9 @@ def _far_fill(make: SampleMaker) -> tuple[Any, ...]:
 
 
 def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
-    """Return ``count`` tensors [rows, size] with more than 2**24 elements. Rows repeat, because only addressing is
-    tested.
+    """Return ``count`` tensors [rows, size] with more than 2**24 elements.
+
+    Rows repeat, because only addressing is tested.
     """
     rows = COUNT // size + 3
     pattern = make.tensor(count, 1021, size)
@@ -96,8 +96,9 @@ def _rows(make: SampleMaker, size: int, count: int = 1) -> list[Tensor]:
 
 
 def _in_blocks(batch: Batch, size: int) -> Batch:
-    """Return ``batch`` with blocks of ``size`` slots. Change each length, but keep its distance to the nearest block
-    border.
+    """Return ``batch`` with blocks of ``size`` slots.
+
+    Change each length, but keep its distance to the nearest block border.
     """
 
     def moved(keys: int) -> int:
@@ -114,8 +115,7 @@ def _served(
     """Return sample name -> function that makes the arguments, in the vendor's block size.
 
     table: the batches. Each gives one sample, except batches with aliased tensors. arguments_of: makes an op's
-    arguments
-    for a batch.
+    arguments for a batch.
     """
 
     def made(make: SampleMaker, batch: Batch) -> tuple[Any, ...]:

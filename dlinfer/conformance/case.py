@@ -63,8 +63,7 @@ class Case:
     """One sample of an op in one dtype.
 
     aliased: arguments share memory. border: the sample comes from the module ``borders``. seed: the seed of the
-    sample's
-    random numbers.
+    sample's random numbers.
     """
 
     subject: Subject
@@ -84,8 +83,9 @@ class Case:
         return list(_samples.arguments(self.op, make, self.sample))
 
     def expected(self, args: list[Any] | None = None) -> list[Tensor]:
-        """Return the reference's results, on the host. args: the arguments, on the host; None for the case's own
-        arguments.
+        """Return the reference's results, on the host.
+
+        args: the arguments, on the host; None for the case's own arguments.
         """
         if args is None:
             args = self.for_oracle()
@@ -95,8 +95,7 @@ class Case:
         """Return the call's arguments for the reference, on the host.
 
         If the vendor's device is not the host, this copies the arguments from the device: the device may round a
-        sample's
-        numbers differently.
+        sample's numbers differently.
         """
         if self.subject.on_host:
             return self._made(self.subject.maker(self.dtype, on_host=True, seed=self.seed))
@@ -142,8 +141,9 @@ class Case:
 
 
 def mapped(function: Any, value: Any) -> Any:
-    """Return ``value`` with each tensor replaced by ``function(tensor)``, also in lists and tuples. A tuple becomes a
-    list.
+    """Return ``value`` with each tensor replaced by ``function(tensor)``, also in lists and tuples.
+
+    A tuple becomes a list.
     """
     if isinstance(value, list | tuple):
         return [mapped(function, item) for item in value]

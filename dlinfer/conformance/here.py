@@ -1,4 +1,7 @@
-"""Run checks in this process. A kernel that crashes ends the process and so the run; use ``apart`` to survive a crash."""
+"""Run checks in this process.
+
+A kernel that crashes ends the process and so the run; use ``apart`` to survive a crash.
+"""
 
 import time
 from collections.abc import Collection, Iterable
@@ -49,8 +52,9 @@ def tasks(
 
 
 def named(task: Task) -> Result:
-    """Return a result that only names the task's op, dtype, sample and check. Its state is FAILED until the check has
-    run.
+    """Return a result that only names the task's op, dtype, sample and check.
+
+    Its state is FAILED until the check has run.
     """
     case = task.case
     dtype = str(case.dtype).removeprefix("torch.")

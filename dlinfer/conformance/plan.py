@@ -27,8 +27,7 @@ DYNAMIC_CASES = 1, 5
 class Of(Enum):
     """The samples of an op that a check runs on.
 
-    ONE: the first sample, in the first dtype. FIRST: the first sample, in each dtype. EVERY: all samples, in each
-    dtype.
+    ONE: the first sample, in the first dtype. FIRST: the first sample, in each dtype. EVERY: all, in each dtype.
     """
 
     ONE = 1
@@ -94,8 +93,7 @@ def claims_of(subject: Subject) -> Claims:
     """Return the vendor's claims: op -> claim.
 
     A vendor that declares no claims counts as claiming, in part, each op that it has a kernel for. "In part" means that
-    a
-    kernel may decline calls. Raises UnknownOpError for a claim of an unknown op.
+    a kernel may decline calls. Raises UnknownOpError for a claim of an unknown op.
     """
     vendor = subject.vendor
     if vendor.claims is None:
@@ -151,7 +149,10 @@ def whole_blocks(
 
 
 def names() -> dict[str, list[str]]:
-    """Return the names that can limit a run. "op" maps to the names of ops and blocks, "check" to the names of checks."""
+    """Return the names that can limit a run.
+
+    "op" maps to the names of ops and blocks, "check" to the names of checks.
+    """
     checks = dict.fromkeys(check.name for check in (*CHECKS, *WHOLE))
     return {"op": [*registry(), *(block.name for block in blocks.BLOCKS)], "check": list(checks)}
 

@@ -8,6 +8,7 @@ from typing import Any
 PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED = "passed", "failed", "declined", "skipped", "unclaimed"
 STATES = (PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED)
 """passed, failed: the finding of the check. declined: the kernel declined the call, and the vendor's claim allows that.
+
 skipped: the check does not apply. unclaimed: the vendor does not claim the op in this dtype, so nothing was checked.
 """
 
@@ -43,8 +44,7 @@ class Header:
     """A run's vendor, package, device and versions.
 
     declared: whether the vendor declares its claims. A vendor that does not counts as claiming, in part, each op that
-    it
-    has a kernel for.
+    it has a kernel for.
     """
 
     vendor: str

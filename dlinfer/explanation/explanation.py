@@ -76,8 +76,9 @@ class Explanation(Facts):
         return page_of(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the explanation to ``path``, in the format that its suffix names. Raises ExplanationError for other
-        suffixes.
+        """Write the explanation to ``path``, in the format that its suffix names.
+
+        Raises ExplanationError for other suffixes.
         """
         target = Path(path)
         forms = dict(zip(FORMATS, (self.to_text, self.to_json, self.to_html), strict=True))
@@ -103,9 +104,8 @@ def explain(
     options, dynamic: as in ``torch.compile(backend="dlinfer", options=..., dynamic=...)``.
 
     The model really runs, under no_grad, and what it writes, for example to a KV cache, stays written. Earlier
-    compilations
-    of the same model are neither used nor replaced. But if ``dynamic`` is None, Dynamo makes those sizes dynamic that
-    changed between earlier calls.
+    compilations of the same model are neither used nor replaced. But if ``dynamic`` is None, Dynamo makes those sizes
+    dynamic that changed between earlier calls.
 
     Raises CompileOptionError, EngineUnavailableError, GraphFallbackError under the fallback policy ``error``, and the
     errors of the model itself.

@@ -41,8 +41,9 @@ class Facts:
 
     @property
     def recompiles(self) -> list[GraphReport]:
-        """The graphs that Dynamo compiled because the guards of earlier graphs failed. ``cause`` of a graph names the
-        guard.
+        """The graphs that Dynamo compiled because the guards of earlier graphs failed.
+
+        ``cause`` of a graph names the guard.
 
         The list omits variants for a size of 1: see ``size_1_variants``.
         """
@@ -88,7 +89,10 @@ class Facts:
         return share(inside, outside) if self.coverage or inside + outside else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the reports and the figures as a dict that JSON can hold. docs/reference/json.md describes the keys."""
+        """Return the reports and the figures as a dict that JSON can hold.
+
+        docs/reference/json.md describes the keys.
+        """
         plain = {item.name: getattr(self, item.name) for item in fields(Facts)}
         plain |= {name: [asdict(item) for item in plain[name]] for name in ("graphs", "graph_breaks")}
         figures: dict[str, Any] = {

@@ -37,8 +37,9 @@ class Block:
 
 @dataclass
 class Layer:
-    """The blocks of one layer. place: None for blocks outside all layers. often: how many equal layers were merged into
-    this.
+    """The blocks of one layer. place: None for blocks outside all layers.
+
+    often: how many equal layers were merged into this.
     """
 
     place: Place | None

@@ -9,7 +9,7 @@ from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 
 def summary_of(explanation: Facts) -> str:
-    """Return a few lines: the number of graphs, the fusion rules that fired, and the ops that do not run in the engine."""
+    """Return a few lines: the number of graphs, the fusion rules that fired, and the ops that the engine does not run."""
     return "\n".join(_summary(explanation)) + "\n"
 
 
@@ -115,9 +115,7 @@ def _regions(graph: GraphReport) -> Iterator[str]:
 
 
 def clusters(graph: GraphReport) -> Iterator[tuple[str, str]]:
-    """Yield two texts for each cluster, a group of ops compiled as one: the first 8 characters of its key, and its
-    facts.
-    """
+    """Yield (key, facts) for each cluster, a group of ops compiled as one. The key is cut to 8 characters."""
     for region in graph.regions:
         for cluster in region.clusters:
             reason = f": {cluster.reason}" if cluster.reason else ""

@@ -1,7 +1,8 @@
-"""Patches of another library's functions. Each names its target, its reason, and the versions and signature it fits.
+"""Patches that replace functions of another library.
 
-A patch is checked against the installed library before it is applied, and can be reverted. If other modules copied the
-target by ``from module import name``, their copies are replaced too.
+Each patch names the function that it replaces (its target), the reason, and the versions and the signature that it was
+written for. Before a patch is applied, it is compared with the installed library. Applied patches can be reverted. If
+other modules hold the target because of ``from module import name``, the patch is also set there.
 """
 
 import functools
@@ -20,7 +21,7 @@ from dlinfer.errors import PatchError
 logger = logging.getLogger("dlinfer")
 
 Original = Callable[..., Any]
-"""The function that is replaced. A replacement gets it as its first argument."""
+"""The function that a patch replaces. The replacement gets it as its first argument."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,16 @@ class Patch:
     """One replacement of a function.
 
     target: ``"package.module:Class.function"``.
-    why: the fault or the gap of the original, as a clause that has the original as subject: "drops the second text".
-        Reports print it behind "which" and "because the reviewed one".
-    signature: the original's parameters and defaults without annotations, which the replacement was written for:
+    why: the fault or the gap of the original, as a verb phrase without a subject: "drops the second text". Reports
+        print it after "which" and after "because the reviewed one".
+    signature: the parameters and defaults of the original that the replacement was written for, without annotations:
         ``"(self, path, config=None, **kwargs)"``.
-    build: takes the original, returns the replacement. ``replaces`` makes ``build`` from a function.
+    build: a function that takes the original and returns the replacement. ``replaces`` makes ``build`` from a function.
     versions: the versions of the package that need the patch (PEP 440, ``">=1.2,<1.3"``), for faults that a later
-        release may fix. In other versions the original stays. Empty: every version that the signature fits.
-    upstream: address of the issue or pull request on the fault. Empty: not reported.
-    essential: False if the package gives the same answers without the patch, and the patch only adds convenience. If
-        such a patch does not fit, this is logged and the package runs without the patch.
+        release may fix. Other versions keep the original. Empty: all versions need the patch.
+    upstream: the address of the issue or pull request about the fault. Empty: not reported.
+    essential: whether the package gives wrong answers, or none, without the patch. If a patch that is not essential
+        does not match the installed function, the mismatch is logged and the package runs without the patch.
     for_models: the model types that need the patch. Empty: every model.
     for_feature: the feature that needs the patch. Empty: the patch is needed whatever features are in use.
     """
@@ -54,17 +55,20 @@ class Patch:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """The model types and the feature that need the patch. Empty: every model needs it."""
+        """The model types and the feature that need the patch. Empty: every model needs the patch."""
         return (*self.for_models, self.for_feature) if self.for_feature else self.for_models
 
     @functools.cached_property
     def module(self) -> str:
-        """Name of the module that holds the target. Cached: each import reads the names of all pending patches."""
+        """Name of the module that holds the target.
+
+        It is cached because each import reads it for all pending patches.
+        """
         return self.target.partition(":")[0]
 
     @property
     def path(self) -> list[str]:
-        """Attribute path of the target inside its module."""
+        """Names of the attributes that lead from the module to the target, such as ``["Class", "function"]``."""
         return self.target.partition(":")[2].split(".")
 
     @property
@@ -76,11 +80,14 @@ class Patch:
 def replaces(
     target: str, *, why: str, when: Callable[[], bool] | None = None, signature: str = "", **fields: Any
 ) -> Callable[[Callable[..., Any]], Patch]:
-    """Return a decorator that turns a function into a Patch. The function takes the original, then its arguments.
+    """Return a decorator that turns a function into a Patch.
 
-    when: called without arguments before each call. If it returns False, the original runs. None: the replacement
-    always runs.
-    signature: the original's. Empty: the decorated function's, without its first parameter.
+    The decorated function is the replacement. Its first parameter takes the original, and the others take the call's
+    arguments.
+
+    when: a condition, asked before each call. If it returns False, the original runs. None: the replacement always
+        runs.
+    signature: the signature of the original. Empty: that of the decorated function, without the first parameter.
     fields: further fields of Patch.
     """
 
@@ -106,7 +113,7 @@ def _guarded(
 ) -> Callable[..., Any]:
     """Return a function that calls the replacement or, if ``when`` returns False, the original.
 
-    It declares the replacement's parameters, because calls through ``*args`` would be slower.
+    The function has the replacement's parameters, because calls through ``*args`` would be slower.
     """
     plain: Any = inspect.unwrap(replacement)
     parameters = list(inspect.signature(plain).parameters.values())[1:]
@@ -132,14 +139,14 @@ def make(_original, _replacement, _when):
 
 
 def contains(versions: str, version: str) -> bool:
-    """Return whether a version is in a range of versions (PEP 440). The empty range contains every version."""
+    """Return whether a version is in a range of versions (PEP 440). The range "" contains every version."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(versions).contains(version, prereleases=True)
 
 
 def patches_of(module: ModuleType, package: str) -> list[Patch]:
-    """Return a module's patches on a package: those that it defines by name, then those in its tuple ``PATCHES``."""
+    """Return the patches on ``package`` in a module: the patches defined there, then those in its tuple ``PATCHES``."""
     defined = [value for value in vars(module).values() if isinstance(value, Patch)]
     own = [patch for patch in defined if patch.home == module.__name__]
     patches = (*own, *getattr(module, "PATCHES", ()))
@@ -147,11 +154,11 @@ def patches_of(module: ModuleType, package: str) -> list[Patch]:
 
 
 _Place = tuple[Any, str, Any]
-"""An object, the name of one of its attributes, and the attribute's value before the patch."""
+"""(an object, the name of one of its attributes, the attribute's value before the patch)."""
 
 
 class PatchSet:
-    """The patches of one package, applied when the package's modules are imported, and reverted all at once."""
+    """The patches of one package. They are applied as the package's modules are imported, and reverted all at once."""
 
     def __init__(self, package: str, patches: Iterable[Patch]) -> None:
         self.package = package
@@ -163,16 +170,19 @@ class PatchSet:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Targets of the patches in force."""
+        """The targets of the patches that are applied now."""
         return tuple(self._applied)
 
     def apply_loaded(self) -> None:
-        """Apply every pending patch whose target exists by now. A patch that does not fit is kept in ``refused``."""
+        """Apply each pending patch whose target exists by now.
+
+        ``refused`` keeps the error of a patch that does not match.
+        """
         with self._lock:
             self._pending = [patch for patch in self._pending if not self._apply(patch)]
 
     def require_essential(self, uses: Collection[str] = ()) -> None:
-        """Raise the PatchError of the first essential patch that is needed and does not fit.
+        """Raise the PatchError of the first essential patch that is needed and does not match its target.
 
         uses: the model types and features in use. A patch is needed if it is for one of them, or for every model.
         """
@@ -181,7 +191,7 @@ class PatchSet:
                 raise error.again()
 
     def misfits(self) -> list[tuple[Patch, PatchError]]:
-        """Return the patches that do not fit, with their errors."""
+        """Return the patches that do not match their targets, each with its error."""
         if not self.refused:
             return []  # a quick way out: a backend calls this at each step
         return [(patch, self.refused[patch.target]) for patch in self.patches if patch.target in self.refused]
@@ -197,8 +207,9 @@ class PatchSet:
             self._pending = list(self.patches)
 
     def _apply(self, patch: Patch) -> bool:
-        """Apply or refuse a patch. Return False if its target does not exist yet: its module is not imported, or is
-        still being executed.
+        """Apply or refuse a patch. Return False if its target does not exist yet, so that a later import tries again.
+
+        That is the case while the target's module is not imported, or is still being executed.
         """
         module = sys.modules.get(patch.module)
         if module is None:
@@ -253,9 +264,10 @@ class PatchSet:
 
 
 def bare_signature(function: Callable[..., Any], skip: int = 0) -> str:
-    """Return a function's parameters and defaults as text, without annotations and without the first ``skip`` ones.
+    """Return a function's parameters and defaults as text, without annotations.
 
-    A default that is a member of an enum is shown by its name, as its value may differ between releases.
+    skip: the number of parameters to leave out at the start. A default that is a member of an enum is shown by its
+    name, because its value may differ between releases.
     """
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[skip:]
@@ -272,6 +284,6 @@ class _Name:
 
 
 def _shown(default: Any) -> Any:
-    """Return a default, or a member of an enum as its name. C++ enums, such as torch's ReduceOp, are no ``Enum``."""
+    """Return ``default``. Return a member of an enum as its name, also for C++ enums, such as torch's ReduceOp."""
     names = [name for name, member in getattr(type(default), "__members__", {}).items() if member == default]
     return _Name(names[0]) if names else default

@@ -32,8 +32,9 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
 
 
 def engine_of(subject: Subject) -> str:
-    """Return the engine of the settings if the vendor has it, else the vendor's default engine. Raise Skipped without
-    engines.
+    """Return the engine of the settings if the vendor has it, else the vendor's default engine.
+
+    Raise Skipped without engines.
     """
     vendor = subject.vendor
     engine = settings.current().engine

@@ -34,7 +34,7 @@ def fake(case: Case) -> None:
 
 
 def turned(case: Case) -> None:
-    """Check that inputs with reversed strides give the same values, and results with the strides of the fake function."""
+    """Check that inputs with reversed strides give the same values, in results with the fake function's strides."""
     args = _turned(case, case.fresh())
     returned = case.call(args)
     expected = _by_fakes(case, _turned(case, case.fresh()))

@@ -31,8 +31,9 @@ def values(case: Case) -> None:
 
 
 def implementations(case: Case) -> str:
-    """Check each kernel of an op that has several. Return a text for people: which kernels ran, and why others
-    declined.
+    """Check each kernel of an op that has several.
+
+    Return a text for people: which kernels ran, and why others declined.
     """
     kernels = base.implementations(discovery.kernels_of(case.subject.vendor)[case.op.name])
     want, notes = case.expected(), list[str]()

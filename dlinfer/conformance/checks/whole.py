@@ -50,8 +50,9 @@ class _Model(nn.Module):
 
 
 def eager(case: Whole) -> str:
-    """Check the block on the vendor's kernels. Return a text that names the ops without a kernel; empty if there are
-    none.
+    """Check the block on the vendor's kernels.
+
+    Return a text that names the ops without a kernel; empty if there are none.
     """
     return _compared(case, lambda model: model)
 

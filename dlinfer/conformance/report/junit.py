@@ -1,5 +1,6 @@
-"""A report as JUnit XML: one suite for each op, one test case for each check of a sample. Declined calls count as
-skipped.
+"""A report as JUnit XML: one suite for each op, one test case for each check of a sample.
+
+Declined calls count as skipped.
 """
 
 from xml.etree import ElementTree

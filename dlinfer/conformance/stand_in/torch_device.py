@@ -52,8 +52,9 @@ class Module:
 
 
 def install(name: str, module: Module | None = None) -> None:
-    """Create the device. A package names this function in the entry point group ``torch.backends``, so that torch calls
-    it.
+    """Create the device.
+
+    A package names this function in the entry point group ``torch.backends``, so that torch calls it.
 
     module: the object to install as ``torch.<name>``, if torch or frameworks need more than ``Module`` has.
 
@@ -103,8 +104,9 @@ def _as_strided(tensor: Tensor, size: Any, stride: Any, storage_offset: int | No
 
 
 def _viewed(op: Any) -> Any:
-    """Return a device kernel for a view op. The kernel runs the op on a host view to get the result's sizes and
-    strides.
+    """Return a device kernel for a view op.
+
+    The kernel runs the op on a host view to get the result's sizes and strides.
     """
 
     def view(tensor: Tensor, *args: Any) -> Tensor:
@@ -138,8 +140,9 @@ def _set_to(tensor: Tensor, source: Tensor) -> Tensor:
 
 
 def _set_to_all_of(tensor: Tensor, source: Any) -> Tensor:
-    """Make ``tensor`` a flat view of the whole storage ``source``. ``UntypedStorage.cpu`` and ``copy_`` need this
-    kernel.
+    """Make ``tensor`` a flat view of the whole storage ``source``.
+
+    ``UntypedStorage.cpu`` and ``copy_`` need this kernel.
     """
     return _set_(tensor, source, 0, (source.nbytes() // tensor.dtype.itemsize,), (1,))
 
@@ -170,8 +173,7 @@ def _by_the_host(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute an op on host views of its arguments.
 
     Writes reach the device's memory, because a host view shares it. A result that is a view becomes a view on the
-    device.
-    A new result is copied to the device.
+    device. A new result is copied to the device.
     """
     schema = op._schema
     arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs

@@ -25,8 +25,9 @@ class RankLostError(DlinferError, RuntimeError):
 
 
 class RankError(DlinferError, RuntimeError):
-    """This process cannot join the other ranks. A variable is missing, or torch.distributed runs with another rank or
-    size.
+    """This process cannot join the other ranks.
+
+    A variable is missing, or torch.distributed runs with another rank or size.
     """
 
     message = "rank {rank} of {world_size} cannot join: {detail}."

@@ -44,7 +44,10 @@ class WarmupParams:
 
 
 class Generation:
-    """A mixin with the methods that a server calls for each step. ``GeneratorBackend`` adds the model and the sampler."""
+    """A mixin with the methods that a server calls for each step.
+
+    ``GeneratorBackend`` adds the model and the sampler.
+    """
 
     if TYPE_CHECKING:
         config: ModelConfig
@@ -77,10 +80,8 @@ class Generation:
         """Run one step of all requests of the batch: forward, sampling, and the decision whether each sequence ends.
 
         The forward writes keys and values into the KV pool, at the slots of the new tokens. The generator keeps the
-        states of
-        the sequences until ``clear_cache``. With ``warmup``, it keeps no new state. If the step raises, the server may
-        send
-        the step again.
+        states of the sequences until ``clear_cache``. With ``warmup``, it keeps no new state. If the step raises, the
+        server may send the step again.
 
         Raises GeneratorCallError, SamplingError, PoolMissingError, RankLostError.
         """
@@ -170,13 +171,17 @@ class Generation:
             return settings.num_npu_blocks * settings.cache_block_bytes / GB
 
     def swap(self, block_operation: Any) -> None:
-        """Copy blocks between device and host. MindIE's scheduler wraps the list of moves in a list, so element 0 is
-        the moves.
+        """Copy blocks between device and host.
+
+        MindIE's scheduler wraps the list of moves in a list, so element 0 is the moves.
         """
         self.swap_cache(np.asarray(block_operation)[0])
 
     def load_lora(self, lora_name: str, lora_path: str) -> None:
-        """Load a LoRA adapter from a folder that PEFT saved. Requests may then pass ``lora_name`` as their adapter_id."""
+        """Load a LoRA adapter from a folder that PEFT saved.
+
+        Requests may then pass ``lora_name`` as their adapter_id.
+        """
         with self.lock:
             self.model_wrapper.adapter_manager.load_adapter({lora_name: lora_path})
 
@@ -200,7 +205,10 @@ class Generation:
 
 
 def _nothing_written(length: int, is_prefill: bool, block_size: int, blocks: int) -> ModelInput:
-    """Return the input of a warm-up forward with one sequence. Its slots are -1, so no token is written into the pool."""
+    """Return the input of a warm-up forward with one sequence.
+
+    Its slots are -1, so no token is written into the pool.
+    """
     ends = np.asarray([length], dtype=np.int64)
     needed = -(-length // block_size)
     return ModelInput(

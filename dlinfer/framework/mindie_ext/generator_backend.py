@@ -42,9 +42,7 @@ class GeneratorBackend:
         self.sampler.initialize(self.model_wrapper.device, eos_token_id)
 
     def configure_sampler(self, sampling_metadata: SamplingMetadata) -> None:
-        """Restart the random numbers of the sequences in ``sampling_metadata``: the next draw uses the first number of
-        the seed.
-        """
+        """Restart the random numbers of the sequences in ``sampling_metadata`` from the beginning of their seeds."""
         self.sampler.configure(sampling_metadata)
 
     def sample(
@@ -56,12 +54,11 @@ class GeneratorBackend:
     ) -> SamplingOutput | tuple[np.ndarray, np.ndarray | None]:
         """Sample a token for each row of logits, with num_threads threads. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. sampling_metadata: the sampling parameters; None means greedy
-        sampling.
+        logits: [sequences, vocabulary], floating.
+        sampling_metadata: the sampling parameters. None means greedy sampling.
 
         MindIE's deprecated form passes a SamplingData, as ``sampling_metadata`` or as the keyword ``sampling_data``,
-        together
-        with a ``sampling_param``.
+        together with a ``sampling_param``.
 
         Returns a SamplingOutput or, in the deprecated form, (token ids, log-probabilities). Raises SamplingError.
         """

@@ -50,9 +50,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
     def kvcache_settings(self) -> KVCacheSettings:
         """Return the sizes of the KV pool for the config.
 
-        If npu_mem is -1, the pool has room for max_batch_size sequences, but takes at most a fixed share of the free
-        device
-        memory.
+        If npu_mem is -1, the pool has room for max_batch_size sequences, up to a fixed share of the free device memory.
         """
         config = self.config
         npu_mem = config.npu_mem * GB
@@ -80,8 +78,9 @@ class GeneratorTorch(Generation, GeneratorBackend):
             self.cache_pool = pool
 
     def clear_kv_cache(self) -> None:
-        """Free the pool's memory and forget all sequences. Forwards raise PoolMissingError until
-        ``update_cache_policy``.
+        """Free the pool's memory and forget all sequences.
+
+        Forwards raise PoolMissingError until ``update_cache_policy``.
         """
         with self.lock:
             self.model_wrapper.compiled.unbind()
@@ -93,12 +92,11 @@ class GeneratorTorch(Generation, GeneratorBackend):
         return torch.tensor(data, device=self.device)
 
     def forward(self, model_inputs: ModelInput, **kwargs: Any) -> Tensor:
-        """Return the logits of a batch, [n, vocabulary]: of the tokens in prefill_head_indices or, if that is None, of
-        all.
+        """Return the logits of a batch, [n, vocabulary].
 
-        The keys and values of the tokens are written into the KV pool, at the tokens' slots. Raises GeneratorCallError
-        before
-        anything is written. Also raises PoolMissingError and RankLostError.
+        n are the tokens in prefill_head_indices or, if that is None, all tokens. The keys and values of the tokens are
+        written into the KV pool, at the tokens' slots. Raises GeneratorCallError before anything is written. Also
+        raises PoolMissingError and RankLostError.
         """
         pool = self.pool("forward")
         adapter_ids = model_inputs.adapter_ids
@@ -142,8 +140,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
         max_seq_len: an upper bound of input_lengths.
         lm_head_indices: [n], the tokens of a prefill whose logits to return. None means all tokens.
         q_lens, in kwargs: [sequences], the number of new tokens of each sequence. None means input_lengths in a
-        prefill, 1 in
-            a decode.
+            prefill, 1 in a decode.
         adapter_ids, in kwargs: the LoRA adapter of each sequence. None or "None" means the base model.
 
         Returns [n, vocabulary] in the model's dtype. Raises GeneratorCallError before anything is written.
@@ -178,8 +175,7 @@ class GeneratorTorch(Generation, GeneratorBackend):
         """Copy blocks between device and host: see ``CachePool.swap_kvcache_method``.
 
         swap_decision: [moves, 3] integers. A move is a direction, a source block and a target block. The direction is 0
-        to the
-            device, 1 to the host.
+            to the device, 1 to the host.
 
         Raises SwapError before any copy.
         """
@@ -197,8 +193,9 @@ class GeneratorTorch(Generation, GeneratorBackend):
             return super().clear_cache(ids)
 
     def pool(self, call: str) -> CachePool:
-        """Return the KV pool. Raises PoolMissingError if there is none. call: the name of the method, for the error's
-        text.
+        """Return the KV pool. Raises PoolMissingError if there is none.
+
+        call: the name of the method, for the error's text.
         """
         if self.cache_pool is None:
             raise PoolMissingError(call=call)

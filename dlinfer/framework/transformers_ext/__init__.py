@@ -1,7 +1,7 @@
-"""The transformers adaptor: run Hugging Face's own models on the fused ops, without a copy of their code.
+"""The transformers adaptor: Hugging Face's own models run on the fused ops. Their code is not copied.
 
-``optimize(model)`` replaces the forward of each module that a fused op can compute, and returns the replaced modules.
-``register_attention()`` registers ``attn_implementation="dlinfer"`` with transformers.
+``optimize(model)`` replaces the forward of each module that a fused op can compute, and returns a list of the replaced
+modules. ``register_attention()`` registers ``attn_implementation="dlinfer"`` with transformers.
 """
 
 from dlinfer.framework.transformers_ext.optimize import Kept, Optimization, Swapped, optimize

@@ -1,9 +1,12 @@
 """``attn_implementation="dlinfer"``: transformers' attention on dlinfer's ops.
 
-``prefill_attention`` serves prompts, ``paged_decode_attention`` serves decode steps with one query a sequence. In eager
-mode, the mask is read once a forward and split into runs of queries (``mask_runs``). The op computes each run on views,
-so no head is repeated and no key copied. Under a compiler, the module calls torch's ``scaled_dot_product_attention``,
-which graph mode fuses for its engines.
+The op ``prefill_attention`` serves prompts. ``paged_decode_attention`` serves decode steps with one query in each
+sequence.
+
+In eager mode, the mask is read once in a forward, and split into runs: ranges of queries that one op call can serve
+(``mask_runs``). Each op call works on views, so no head is repeated and no key is copied.
+
+Under a compiler, attention calls torch's ``scaled_dot_product_attention``, which graph mode fuses for its engines.
 """
 
 from typing import Any
@@ -20,7 +23,7 @@ from dlinfer.framework.transformers_ext.mask_runs import Run, runs_of
 NAME = "dlinfer"
 
 _RUNS = "_dlinfer_runs"
-"""Attribute of a mask tensor that caches its runs for the next layers."""
+"""The attribute of a mask tensor that caches its runs for the next layers."""
 
 
 def attention_forward(
@@ -39,16 +42,18 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """Compute attention, as transformers' AttentionInterface calls it. Nothing is mutated.
 
-    query: [batch, heads, queries, size], key: [batch, kv_heads, keys, size], value: [batch, kv_heads, keys,
-        value_size]; any strides; heads are a multiple of kv_heads.
-    attention_mask: [batch or 1, heads or 1, queries, keys]; bool, true if the query sees the key, or floating and
-        added to the scores. None: queries see all keys; if attention is causal and there are several queries, each sees
-        keys up to its own position.
-    scaling: None is 1 / sqrt(size). softcap: None or 0 turns it off. s_aux: [heads], attention sinks.
+    query: [batch, heads, queries, size]. heads is a multiple of kv_heads.
+    key: [batch, kv_heads, keys, size]. value: [batch, kv_heads, keys, value_size]. All three may have any strides.
+    attention_mask: [batch or 1, heads or 1, queries, keys]. A bool mask is true if the query sees the key; a floating
+        mask is added to the scores. Without a mask, queries see all keys. If attention is causal and there are several
+        queries, each query then sees the keys up to its own position.
+    scaling: None means 1 / sqrt(size).
+    softcap: None or 0 turns it off.
+    s_aux: [heads], attention sinks.
     position_bias: added to the scores.
 
     Returns ([batch, queries, heads, value_size], None). Raises UnsupportedFeatureError for attention weights and
-    dropout, and InferenceOnlyError if gradients are recorded.
+    dropout. Raises InferenceOnlyError if torch records gradients.
     """
     refuse(module, query, key, value, dropout, kwargs)
     queries, keys = query.shape[2], key.shape[2]
@@ -78,7 +83,7 @@ def attention_forward(
 def refuse(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float, kwargs: dict[str, Any]
 ) -> None:
-    """Raise for attention weights, dropout and gradients, which the ops do not support."""
+    """Raise an error for attention weights, dropout and gradients, which the ops do not support."""
     if kwargs.get("output_attentions"):
         raise UnsupportedFeatureError(
             feature="output_attentions=True",
@@ -100,9 +105,10 @@ def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
 
 
 def _known_runs(mask: Tensor) -> list[list[Run]] | None:
-    """Return the mask's runs; None if the mask does not consist of a few runs. The result is cached in the mask tensor.
+    """Return the runs of the mask; None if the mask does not consist of a few runs.
 
-    An inference tensor has no version counter that shows mutations, so its runs are computed at each call.
+    The result is cached in the mask tensor, because all layers of a forward get the same mask. Runs of an inference
+    tensor are not cached: it has no version counter that would show mutations.
     """
     if mask.is_inference():
         return runs_of(mask)
@@ -122,7 +128,7 @@ def _by_runs(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute attention by one op call for each run, on views. Decode steps use ``one_query`` instead."""
+    """Compute attention with one op call for each run. A decode step calls ``one_query`` instead."""
     if one_query.serves(query, runs):
         return one_query.attend(query, key, value, runs, scaling, softcap, sinks)
     batch, heads, queries, _ = query.shape
@@ -172,7 +178,7 @@ def _dense(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute attention in torch's own ops, for compilers and for masks without runs."""
+    """Compute attention with torch's own ops, for compilers and for masks without runs."""
     if not softcap and sinks is None:
         out = F.scaled_dot_product_attention(
             query,

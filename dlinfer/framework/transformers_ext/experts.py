@@ -1,4 +1,4 @@
-"""Recognise MoE modules that transformers' ExpertsInterface dispatches and that ``fused_moe`` can compute."""
+"""Find MoE modules that transformers' ExpertsInterface dispatches and that ``fused_moe`` can compute."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ _LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 
 
 def are_dispatched(module: nn.Module) -> bool:
-    """Return whether a module holds experts that ExpertsInterface dispatches."""
+    """Return whether ExpertsInterface dispatches the forward of a module."""
     return all(isinstance(module.__dict__.get(name), bool) for name in _LAYOUT)
 
 

@@ -1,7 +1,7 @@
 """Forwards on dlinfer's ops, which replace the forward that a module inherits from its class.
 
-A forward is set as an attribute of the module instance, so the module's class, names, weights and copies do not change.
-If a call does not fit the module's plan, the class's forward runs, under the fallback policy.
+The new forward is an attribute of the module instance. So the module's class, names, weights and copies do not change.
+If a call cannot use the new forward, the forward of the class runs, under the fallback policy.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ from dlinfer.framework.transformers_ext.fuse import Fused
 from dlinfer.ops.core import fallback
 
 PLAN = "_dlinfer"
-"""Attribute of a module that holds its plan."""
+"""The attribute of a module that holds its Plan."""
 
 
 @dataclass
 class Plan:
-    """The plan of a module's replaced forward. name: the module's path in the model. fused: the traced graphs, or None.
+    """The data of a module's replaced forward.
 
-    children: (parent, name, child) for each module below it, as they were when the forward was replaced.
+    name: the module's path in the model. fused: the traced graphs; None for experts and linear layers.
+    children: (parent, name, child) for each module below the module, as they were when the forward was replaced.
     """
 
     name: str
@@ -42,10 +43,12 @@ def make_plan(name: str, module: nn.Module, fused: Fused | None) -> Plan:
 
 
 def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run the fused graph for the input's number of dimensions. If there is none, run the class's own forward.
+    """Run the fused graph for the input's number of dimensions.
 
-    Raises InferenceOnlyError if gradients are recorded. If the fallback policy is ``error``, raises ModuleFallbackError
-    where the class's own forward would run.
+    If there is no such graph, run the forward of the class.
+
+    Raises InferenceOnlyError if torch records gradients. Under the fallback policy ``error``, raises
+    ModuleFallbackError in place of a run of the class's forward.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     fused = plan.fused
@@ -65,10 +68,10 @@ def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return the weighted sum of each token's experts, [tokens, hidden], by ``fused_moe``.
+    """Return the weighted sum of each token's experts, [tokens, hidden], computed by ``fused_moe``.
 
-    Takes hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, topk]. Raises the errors of
-    ``fused_forward``.
+    Takes hidden_states [tokens, hidden], top_k_index [tokens, topk] and top_k_weights [tokens, topk]. Raises the errors
+    of ``fused_forward``.
     """
     plan: Plan = self._dlinfer  # pyright: ignore[reportAssignmentType]
     arguments = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
@@ -88,7 +91,7 @@ def experts_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
-    """Compute a linear layer by the op ``linear``, or under a compiler by torch's linear, which graph mode can fuse.
+    """Compute a linear layer with the op ``linear``. Under a compiler, call torch's linear, which graph mode can fuse.
 
     Raises the same errors as ``fused_forward``.
     """
@@ -107,7 +110,7 @@ def linear_forward(self: nn.Linear, *args: Any, **kwargs: Any) -> Any:
 
 
 def _changed(module: nn.Module, plan: Plan, device: str) -> str | None:
-    """Return why calls cannot use a module's plan now (training, autocast, a replaced child); None if they can."""
+    """Return a reason not to use the replaced forward now: training, autocast or a replaced child; else None."""
     if module.training:
         return "it is in training mode"
     if torch.is_autocast_enabled(device):
@@ -124,7 +127,10 @@ def _other_dtype(x: Tensor, dtype: torch.dtype) -> str | None:
 def _own_forward(
     module: nn.Module, plan: Plan, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run the forward of the module's class, and record a fallback unless a compiler traces: graph mode fuses ops."""
+    """Run the forward of the module's class, and record a fallback. reason: why the new forward is not used.
+
+    Nothing is recorded while a compiler traces, because graph mode fuses the ops of the class's forward.
+    """
     if not torch.compiler.is_compiling():
         kind = type(module).__name__
         fallback.settle(

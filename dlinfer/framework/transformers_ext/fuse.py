@@ -1,6 +1,6 @@
-"""Trace a module's forward to a graph of fused ops, with the fusion passes of graph mode.
+"""Trace a module's forward, and find fused ops in the trace with the fusion passes of graph mode.
 
-The passes match computations, not class names. So a norm of an unknown model is fused like Llama's.
+The passes match computations, not class names. So the norm of an unknown model is fused as Llama's norm is.
 """
 
 import inspect
@@ -21,26 +21,32 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 
 RANKS = (2, 3, 4)
-"""The numbers of input dimensions to trace. 2: [tokens, size]. 3: [batch, tokens, size]. 4: norms of single heads."""
+"""The numbers of input dimensions to trace. 2: [tokens, size]. 3: [batch, tokens, size].
+
+4: inputs of norms over heads.
+"""
 
 _LEADING = (3, 5, 7)
-"""Example sizes of all input dimensions but the last. They are traced as symbols, and the graph must fit any size."""
+"""Example sizes of all input dimensions but the last. They are traced as symbols, and the graph must serve any size."""
 
 
 _NOTHING = "it contains no fused op"
 
 
 class NotFused(Exception):
-    """A module's forward cannot be replaced; the text says why."""
+    """A module's forward cannot be replaced. The text says why."""
 
 
 @dataclass(frozen=True)
 class Fused:
     """A module's forward as graphs of fused ops.
 
-    graphs: maps the number of input dimensions to a graph, which takes the input, then all parameters and buffers.
-    argument: the name of the input. names: paths of the parameters and buffers. dtype: the input's dtype. ops: names of
-    the dlinfer ops that the graphs call.
+    graphs: number of input dimensions -> a graph for such inputs. The graph takes the input, then all parameters and
+        buffers.
+    argument: the name of the input.
+    names: the paths of the parameters and buffers.
+    dtype: the dtype of the input.
+    ops: the names of the dlinfer ops that the graphs call.
     """
 
     graphs: dict[int, fx.GraphModule]
@@ -51,7 +57,10 @@ class Fused:
 
 
 def fuse(module: nn.Module) -> Fused:
-    """Trace a module that takes one tensor, once for each of RANKS. Raises NotFused if no graph has a fused op."""
+    """Trace a module that takes one tensor, once for each number of dimensions in RANKS.
+
+    Raises NotFused if no graph has a fused op.
+    """
     argument = one_argument(module)
     if argument is None:
         raise NotFused("it takes more than one tensor")
@@ -84,14 +93,14 @@ def refuse_weights(tensors: dict[str, Tensor]) -> torch.dtype:
 
 
 def one_argument(module: nn.Module) -> str | None:
-    """Return the name of the only argument of a module's forward; None unless there is exactly one."""
+    """Return the name of the argument of a module's forward. Return None if the forward takes none or several."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     plain = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     return parameters[0].name if plain else None
 
 
 def _sizes(tensors: Any) -> Iterator[int]:
-    """Yield candidates for the input's last size: the last sizes of the weights."""
+    """Yield candidates for the last size of the input. They are the last sizes of the weights."""
     yield from dict.fromkeys(tensor.shape[-1] for tensor in tensors if tensor.dim())
 
 
@@ -130,7 +139,7 @@ def _graph(
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Turn off torch's error log in the block: trials with sizes that do not fit are expected."""
+    """In the block, turn off torch's log of errors. Tracing tries sizes that may be wrong, so errors are expected."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

@@ -1,8 +1,8 @@
-"""Split boolean attention masks into runs of consecutive queries.
+"""Split boolean attention masks into runs. A run is a range of consecutive queries that one attention call can serve.
 
-All queries of a run see the same range of keys, or each query sees one key more than the query before. Almost all masks
-of transformers consist of few runs: causal, sliding window, padding on either side, a static cache that is not full.
-The runs are read from the mask's values, so it does not matter how the mask was made.
+The queries of a run see the same range of keys, or each query sees one key more than the query before. Almost all masks
+of transformers consist of few runs: causal masks, sliding windows, padding on either side, a static cache that is not
+full. The runs are read from the mask's values, so it does not matter how the mask was made.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ from torch import Tensor
 class Run:
     """A run: the queries ``first`` to ``last`` of one sequence, which see keys from ``begin`` to ``end``.
 
-    ``last`` and ``end`` are exclusive. causal: the last query sees keys up to ``end``, and each earlier query one key
-    less than the next. window: the most keys that a query sees; None is no limit.
+    ``last`` and ``end`` are exclusive.
+    causal: the last query sees keys up to ``end``, and each earlier query sees keys up to one less than the query after
+        it.
+    window: the most keys that a query sees. None means no limit.
     """
 
     first: int
@@ -28,10 +30,10 @@ class Run:
 
 
 def runs_of(mask: Tensor) -> list[list[Run]] | None:
-    """Return the runs of each sequence, or None if the mask does not consist of a few runs.
+    """Return the runs of each sequence. Return None if the mask does not consist of a few runs, or if heads differ.
 
     mask: bool [batch, 1 or heads, queries, keys], true if the query sees the key. Queries that see no key are in no
-    run. If heads have different masks, the result is None.
+    run.
     """
     if mask.dtype != torch.bool or mask.dim() != 4 or not mask.numel():
         return None
@@ -57,9 +59,10 @@ def runs_of(mask: Tensor) -> list[list[Run]] | None:
 
 
 def _sequence(begins: list[int], ends: list[int], seen: list[bool]) -> list[Run] | None:
-    """Return the runs of one sequence in query order, each as long as possible; None for more than ``_AT_MOST``.
+    """Return the runs of one sequence in the order of queries. Return None for more than ``_AT_MOST`` runs.
 
-    begins, ends, seen: for each query, its range of keys, and whether it sees any key.
+    Each run is as long as possible. begins, ends: the range of keys that each query sees. seen: whether the query sees
+    any key.
     """
     runs: list[Run] = []
     row, rows = 0, len(begins)
@@ -76,7 +79,7 @@ def _sequence(begins: list[int], ends: list[int], seen: list[bool]) -> list[Run]
 
 
 _AT_MOST = 4
-"""Most runs of a sequence. For a mask with more runs, one attention call with the mask is faster."""
+"""The most runs of a sequence. For a mask with more runs, one attention call with the mask is faster."""
 
 
 def _run(begins: list[int], ends: list[int], seen: list[bool], first: int) -> Run:

@@ -1,6 +1,7 @@
-"""A decode step of transformers' attention: one query a sequence, over the keys in transformers' cache.
+"""A decode step of transformers' attention: one query in each sequence, over the keys in transformers' cache.
 
-``paged_decode_attention`` reads the cache as a paged KV cache with one block for each sequence, as long as the cache.
+``paged_decode_attention`` reads transformers' cache as a paged KV cache. Each sequence then has one block, as long as
+the cache.
 """
 
 import torch
@@ -12,7 +13,11 @@ from dlinfer.ops.attention.kv_cache import kv_order
 
 
 def serves(query: Tensor, runs: list[list[Run]]) -> bool:
-    """Return whether ``attend`` can run: each sequence has one query, which sees one range of keys or no key."""
+    """Return whether ``attend`` can compute the attention.
+
+    It can if each sequence has one query, each query sees one range of keys or none, and the vendor's KV cache layout
+    is BSHD.
+    """
     return (
         query.shape[2] == 1
         and all(len(sequence) <= 1 for sequence in runs)

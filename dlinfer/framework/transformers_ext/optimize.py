@@ -1,4 +1,4 @@
-"""``optimize(model)``: let modules of a model run on the fused ops, and undo it."""
+"""``optimize(model)``: make modules of a model run on the fused ops. The change can be undone."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ from dlinfer.framework.transformers_ext.fuse import (
 
 @dataclass(frozen=True)
 class Swapped:
-    """A module whose forward was replaced. name: its path in the model. module: its class. ops: those it now calls."""
+    """A module whose forward was replaced.
+
+    name: the module's path in the model. module: the name of its class. ops: the ops that its new forward calls.
+    """
 
     name: str
     module: str
@@ -36,7 +39,10 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Kept:
-    """A module that was examined and not changed. name: its path in the model. module: its class. reason: why."""
+    """A module that was examined and not changed.
+
+    name: the module's path in the model. module: the name of its class. reason: why it was not changed.
+    """
 
     name: str
     module: str
@@ -44,7 +50,10 @@ class Kept:
 
 
 class Optimization:
-    """The result of ``optimize``. ``str`` has a line for each class: the ops its modules call, or why it was kept."""
+    """The result of ``optimize``: the replaced modules and the modules that were kept.
+
+    ``str`` returns one line for each class, with the ops that its modules call, or with the reason why they were kept.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -52,7 +61,7 @@ class Optimization:
         self.kept: list[Kept] = []
 
     def undo(self) -> None:
-        """Restore the forwards of the modules' classes. A second call does nothing."""
+        """Give each replaced module the forward of its class back. A second call does nothing."""
         for swapped in self.swapped:
             module = self._model.get_submodule(swapped.name)
             module.__dict__.pop("forward", None)
@@ -68,18 +77,21 @@ class Optimization:
 
 
 def optimize(model: nn.Module) -> Optimization:
-    """Run the modules of a Hugging Face model on dlinfer's ops, in place.
+    """Make the modules of a Hugging Face model run on dlinfer's ops. The model is changed in place.
 
-    A module with one input tensor (a norm, a gated MLP) is traced. Its forward is replaced if graph mode's fusion
-    passes find an op in it. Experts behind transformers' ExpertsInterface run on ``fused_moe``, other linear layers on
-    ``linear``. Replaced modules keep their class, their names and the tensors of their weights.
+    - The forward of a small module with one input tensor, such as a norm or a gated MLP, is traced. It is replaced if
+      the fusion passes of graph mode find a fused op in the trace.
+    - Experts that transformers' ExpertsInterface dispatches run on ``fused_moe``.
+    - Linear layers that are not inside a replaced module run on ``linear``.
 
-    Under the fallback policy, a replaced module runs its class's own forward in training, under autocast, for inputs of
-    another dtype than its weights, and after a change to its children. Calls that record gradients raise
-    InferenceOnlyError.
+    Replaced modules keep their class, their names and the tensors of their weights.
 
-    The result lists the replaced modules, and the modules left unchanged with the reason. Its ``undo()`` restores the
-    model.
+    In some cases, a replaced module runs the forward of its class, under the fallback policy: in training, under
+    autocast, for inputs of another dtype than the weights, and after a change to its children. Calls that record
+    gradients raise InferenceOnlyError.
+
+    The result lists the replaced modules, and each module that was left unchanged, with the reason. Its ``undo()``
+    restores the model.
     """
     done = Optimization(model)
     known: dict[Any, Fused | NotFused] = {}
@@ -111,7 +123,7 @@ def optimize(model: nn.Module) -> Optimization:
 
 
 def _swap_linears(model: nn.Module, layers: list[tuple[str, nn.Linear]], done: Optimization) -> None:
-    """Replace the forwards of linear layers, except inside modules that were replaced as a whole."""
+    """Replace the forwards of linear layers. Layers inside modules that were replaced as a whole are left alone."""
     inside = tuple(f"{name}." for name, module in model.named_modules() if PLAN in module.__dict__)
     for name, module in layers:
         if name.startswith(inside):
@@ -127,7 +139,7 @@ def _swap_linears(model: nn.Module, layers: list[tuple[str, nn.Linear]], done: O
 
 
 def _is_small(module: nn.Module) -> bool:
-    """Return whether a module has weights and none of its children has children."""
+    """Return whether a module has weights and no grandchildren."""
     children = list(module.children())
     return (
         not any(list(child.children()) for child in children) and next(module.parameters(), None) is not None
@@ -165,7 +177,7 @@ def _fused(module: nn.Module, known: dict[Any, Fused | NotFused]) -> Fused:
 
 
 def _key(module: nn.Module) -> Any:
-    """Return a key that two modules have in common only if one graph fits both.
+    """Return a key. If two modules have equal keys, one graph serves both.
 
     The key holds classes, numbers and texts, the identities of all other attributes, and the layouts of weights.
     """

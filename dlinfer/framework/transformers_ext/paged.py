@@ -1,7 +1,8 @@
 """``attn_implementation="dlinfer_paged"``: a transformers model over a paged KV cache that the caller owns.
 
-Callers pass the model one packed row of tokens, ``use_cache=False`` and ``pages=``, which transformers passes to each
-layer's attention. The attention writes the new tokens' keys and values into their slots, then attends over the pages.
+Callers pass the model one packed row of tokens, ``use_cache=False`` and ``pages=``. transformers passes ``pages`` on to
+the attention of each layer. The attention writes the keys and values of the new tokens into their slots, and then
+attends over the pages.
 """
 
 from dataclasses import dataclass
@@ -18,15 +19,18 @@ NAME = "dlinfer_paged"
 
 @dataclass
 class Pages:
-    """The paged KV cache of one forward, and where its tokens lie in the cache. The forward mutates the caches.
+    """The paged KV cache of one forward, and the places of the forward's tokens in the cache.
 
-    caches: a pair (keys, values) for each layer, at index ``layer_idx``; [blocks, block_size, kv_heads, head_size] in
-        the vendor's layout.
-    slots: [tokens], int32 or int64, block * block_size + offset; negative for tokens that are not written.
-    block_tables: [sequences, blocks], int32 or int64; columns after a sequence's last block are not read.
-    q_ends: [sequences], where each sequence's tokens end in the packed row, exclusive. kv_seqlens: [sequences], the
-        number of keys of each sequence, new keys included.
-    block_size: slots in a block. is_decode: whether each sequence has exactly one token.
+    The forward mutates the caches.
+
+    caches: a pair (keys, values) for each layer, at the index ``layer_idx``. Each tensor is [blocks, block_size,
+        kv_heads, head_size] in the vendor's layout.
+    slots: [tokens], int32 or int64, block * block_size + offset. A negative slot means that the token is not written.
+    block_tables: [sequences, blocks], int32 or int64. Columns after a sequence's last block are not read.
+    q_ends: [sequences], where each sequence's tokens end in the packed row, exclusive.
+    kv_seqlens: [sequences], the number of keys of each sequence, new keys included.
+    block_size: slots in a block.
+    is_decode: whether each sequence has exactly one token.
     """
 
     caches: list[tuple[Tensor, Tensor]]
@@ -56,12 +60,13 @@ def paged_attention_forward(
 ) -> tuple[Tensor, None]:
     """Compute attention over pages, as transformers' AttentionInterface calls it. The layer's caches are mutated.
 
-    query: [1, heads, tokens, size], key: [1, kv_heads, tokens, size], value: [1, kv_heads, tokens, value_size]: the
-        packed tokens of all sequences. sliding_window: the most keys that a query sees, its own key included.
-        ``attention_forward`` describes the other arguments.
+    query, key, value: the packed tokens of all sequences. query: [1, heads, tokens, size]. key: [1, kv_heads, tokens,
+        size]. value: [1, kv_heads, tokens, value_size].
+    sliding_window: the most keys that a query sees, its own key included.
+    ``attention_forward`` describes the other arguments.
 
-    Returns ([1, tokens, heads, value_size], None). Raises UnsupportedFeatureError for masks, biases and attention that
-    is not causal, and if ``pages`` is None.
+    Returns ([1, tokens, heads, value_size], None). Raises UnsupportedFeatureError for masks, for biases, for attention
+    that is not causal, and if ``pages`` is None.
     """
     refuse(module, query, key, value, dropout, kwargs)
     layer = getattr(module, "layer_idx", None)

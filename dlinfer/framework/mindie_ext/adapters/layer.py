@@ -26,8 +26,7 @@ class LoraLinear(nn.Module):
     """Replaces a linear layer: calls that layer, then adds the products of the tokens' adapters with ``lora_linear``.
 
     The layer has places for the weights of ``loras`` adapters of rank ``rank`` or less. All places together take loras
-    *
-    rank * (in_features + out_features) elements. The weights of the replaced layer are not copied.
+    * rank * (in_features + out_features) elements. The weights of the replaced layer are not copied.
     """
 
     a: Tensor

@@ -104,8 +104,7 @@ class AdapterManager:
         """Return the adapter name of each sequence. The name "base" stands for the model without an adapter.
 
         None, "", "None", model_name and model_id become "base". Raises AdapterError for the name of an adapter that is
-        not
-        loaded. MindIE's method does not raise, but uses the model without an adapter.
+        not loaded. MindIE's method does not raise, but uses the model without an adapter.
         """
         names: list[str] = []
         for adapter in [None] if adapter_ids is None else adapter_ids:

@@ -124,8 +124,7 @@ def slots_of(tables: np.ndarray, positions: np.ndarray, counts: np.ndarray, bloc
     """Return the slot of each token, [tokens] int64. Raises GeneratorCallError if two tokens would share a slot.
 
     tables: the blocks of each sequence. positions: [tokens], the position of each token in its sequence. counts: how
-    many
-    of the tokens belong to each sequence.
+    many of the tokens belong to each sequence.
     """
     rows = np.repeat(np.arange(len(counts)), counts)
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size

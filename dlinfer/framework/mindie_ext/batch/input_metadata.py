@@ -14,8 +14,10 @@ from dlinfer.framework.mindie_ext.sampling import SAMPLING_DTYPE
 
 @dataclass
 class InputMetadata:
-    """A batch of prefills, of decodes or, with ``is_mix``, of both. All arrays have one entry for each request, in
-    order.
+    """A batch of prefills, of decodes or, with ``is_mix``, of both.
+
+    All arrays have one entry for each request, in order.
+
     batch_request_ids, batch_max_output_lens: [requests] int64.
     batch_sequence_ids: for each request an array [1] with the id of its sequence.
     block_tables: [requests, blocks] int32, padded with -1.
@@ -101,7 +103,10 @@ class InputMetadata:
         is_prefill: bool | np.ndarray = False,
         max_block_size: int = 128,
     ) -> "InputMetadata":
-        """Return the metadata of a step. is_prefill: one flag for all requests or, for a mixed step, [requests] bool."""
+        """Return the metadata of a step.
+
+        is_prefill: one flag for all requests or, for a mixed step, [requests] bool.
+        """
         requests = list(llm_requests)
         mixed = isinstance(is_prefill, np.ndarray)
         kinds = (

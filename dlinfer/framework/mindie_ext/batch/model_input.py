@@ -17,8 +17,8 @@ class ModelInput:
     max_seq_len: the largest context_length.
     prefill_head_indices: [n], the tokens whose logits to return. None means all tokens of a prefill.
     is_prefill: whether any sequence has more than one new token.
-    query_length: [sequences], the number of new tokens of each sequence. None means context_length in a prefill, 1 in a
-        decode.
+    query_length: [sequences], the number of new tokens of each sequence. None means context_length in a prefill, and 1
+        in a decode.
     adapter_ids: the adapter of each sequence, or None.
     """
 

@@ -15,11 +15,12 @@ The additional tokens are needed because one character may consist of several to
 def why_finished(
     state: SequenceState, eos_token_ids: frozenset[int], max_seq_len: int, tokenizer: Any
 ) -> tuple[FinishReason, int]:
-    """Return (reason, characters): why a sequence ends with its last token, and how many characters to cut from its
-    text.
-    The characters are cut from the text's end. A sequence that goes on has the reason CONTINUE. The checks have
-    MindIE's
-    order: end-of-sequence token, stop tokens, stop strings, limits.
+    """Return (reason, characters) for the last token of a sequence.
+
+    reason: why the sequence ends with this token; CONTINUE if the sequence goes on. characters: how many characters to
+    cut from the end of its text, because of a stop string.
+
+    The checks have MindIE's order: end-of-sequence token, stop tokens, stop strings, limits.
     """
     last = state.tokens[-1]
     if not state.ignore_eos and last in eos_token_ids:

@@ -31,8 +31,9 @@ class CachePool:
         self.cpu_cache: list[tuple[Tensor, Tensor]] = []
 
     def allocate_npu_kvcache(self) -> None:
-        """Allocate the device blocks, zeroed. Raises MemoryPlanError if npu_mem is less than a block or more than free
-        memory.
+        """Allocate the device blocks, zeroed.
+
+        Raises MemoryPlanError if npu_mem is less than a block or more than free memory.
         """
         settings = self.kvcache_settings
         memory = discovery.device(self.device.type).memory()
@@ -49,7 +50,10 @@ class CachePool:
         self.npu_cache = self._allocate(blocks, self.device)
 
     def allocate_cpu_kvcache(self) -> None:
-        """Allocate the host blocks, zeroed. A cpu_mem of 0 gives no blocks. Raises MemoryPlanError if memory is short."""
+        """Allocate the host blocks, zeroed. A cpu_mem of 0 gives no blocks.
+
+        Raises MemoryPlanError if memory is short.
+        """
         settings = self.kvcache_settings
         host = discovery.device("cpu").memory()
         needed = settings.num_cpu_blocks * settings.cache_block_bytes
@@ -68,16 +72,13 @@ class CachePool:
         """Copy blocks between device and host. Target blocks are overwritten, source blocks keep their contents.
 
         swap_decision: [moves, 3] integers. A move is a decision, a source block and a target block. Decision 0 copies
-        from
-            the host to the device, 1 from the device to the host.
+            from the host to the device, 1 from the device to the host.
 
         All moves are checked before the first copy. Copies follow the order of the moves, so one call may copy a block
-        to the
-        host and then overwrite it on the device.
+        to the host and then overwrite it on the device.
 
         Raises SwapError for a malformed list, for a block that does not exist, and if consecutive moves with the same
-        decision
-        write a block twice.
+        decision write a block twice.
         """
         dim = self.kvcache_settings.layout.order.index("B")
         for decision, moves in itertools.groupby(self._checked(swap_decision), key=lambda move: move[0]):

@@ -15,8 +15,8 @@ GB = 1 << 30
 class KVCacheSettings:
     """The sizes of a KV pool, with the fields of MindIE's class of this name.
 
-    cpu_mem, npu_mem: how many bytes of host memory and of device memory the blocks may take. block_size: slots in a
-    block.
+    cpu_mem, npu_mem: how many bytes of host memory and of device memory the blocks may take.
+    block_size: slots in a block.
     backend_type, is_separated_pd, num_speculative_tokens: these have no effect; callers may read them.
     """
 
@@ -70,7 +70,7 @@ class KVCacheSettings:
         return vendor.kv_cache_layout if vendor is not None else KVCacheLayout()
 
     def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return (shape of the keys, shape of the values) of one layer's cache of ``blocks`` blocks, in the vendor's
+        """Return (shape of the keys, shape of the values) of a layer's cache of ``blocks`` blocks, in the vendor's
         layout.
         """
         keys = self.layout.shape(blocks, self.block_size, self.num_heads, self.k_head_size)

@@ -6,8 +6,9 @@ from dlinfer.framework.mindie_ext.model.model_info import ModelInfo
 from dlinfer.vendor import discovery
 
 _SHARE_OF_HOST, _SHARE_OF_CARD = 0.3, 0.9
-"""The share of the free memory that a KV pool takes by default. It is small on the host, where other processes need
-memory too.
+"""The share of the free memory that a KV pool takes by default.
+
+It is small on the host, where other processes need memory too.
 """
 
 

@@ -12,8 +12,9 @@ VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 def visible_devices(world_size: int) -> list[int]:
     """Return the numbers of the devices that this process sees. The key npu_device_id is an index into this list.
 
-    world_size: the number of devices to assume if ``ASCEND_RT_VISIBLE_DEVICES`` is not set. Raises ValueError for a
-    malformed list.
+    world_size: the number of devices to assume if ``ASCEND_RT_VISIBLE_DEVICES`` is not set.
+
+    Raises ValueError for a malformed list.
     """
     listed = os.environ.get(VARIABLE)
     if listed is None:

@@ -12,7 +12,7 @@ from dlinfer.ops.attention.kv_cache import canonical
 
 @dataclass(frozen=True)
 class Forward:
-    """The tensor arguments of ``GeneratorTorch.forward_tensor``. ``rows`` holds its argument lm_head_indices."""
+    """The tensor arguments of ``GeneratorTorch.forward_tensor``. rows: the argument lm_head_indices."""
 
     input_ids: Tensor
     position_ids: Tensor | None
@@ -31,7 +31,7 @@ def check_forward(
     info: ModelInfo,
     vocab_size: int,
 ) -> Forward:
-    """Check a forward's arguments and return them with defaults filled in. Raises GeneratorCallError."""
+    """Check a forward's arguments, and return them with defaults filled in. Raises GeneratorCallError."""
     tokens, sequences = len(forward.input_ids), len(forward.input_lengths)
     for name in ("input_ids", "slots", "input_lengths", "position_ids", "q_lens", "rows"):
         _integers(name, getattr(forward, name), 1)

@@ -1,7 +1,7 @@
-"""The paged model as compiled graphs: one for prefill and one for decode, both with unbacked sizes.
+"""The paged model as two compiled graphs: one for prefill and one for decode. Both have unbacked sizes.
 
-Each phase is compiled at its first forward and never recompiled for other sizes. A model that cannot be captured runs
-in eager mode, under the fallback policy.
+The first forward of a phase compiles the phase's graph. Other sizes never recompile it. If a model cannot be captured
+and the fallback policy allows it, the model runs in eager mode.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from dlinfer.graph.report.policy import leave_graph
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
 
 _STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
-"""Arguments with the same values in all calls of a phase, so that graphs may treat the values as constants."""
+"""Arguments that have the same values in all calls of a phase. Graphs may treat these values as constants."""
 
 
 class CompiledModel:
     """A paged model that runs eagerly or, if ``graph`` is true, as compiled graphs.
 
-    compilations: a pair for each graph that was made: the phase, and "compiled", "loaded" or "eager". The list does not
-    grow after the first prefill and the first decode.
+    compilations: (phase, how) for each graph: the phase is "prefill" or "decode", and how is "compiled", "loaded" or
+    "eager". After one prefill and one decode, the list does not grow, except after ``forget``.
     """
 
     def __init__(self, model: PagedModel) -> None:
@@ -41,7 +41,7 @@ class CompiledModel:
         self._calls: dict[bool, Callable[..., Any]] = {}
 
     def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, pages: Pages) -> Tensor:
-        """Return the logits as ``PagedModel.forward`` does. Compiles the phase's graph at its first call."""
+        """Return the logits as ``PagedModel.forward`` does. The first call of a phase compiles the phase's graph."""
         kwargs = {"input_ids": input_ids, "position_ids": position_ids, "rows": rows, "pages": pages}
         with torch.no_grad():
             if not self.graph:
@@ -50,13 +50,16 @@ class CompiledModel:
             return self._compile(kwargs, pages) if call is None else call(**kwargs)
 
     def unbind(self) -> None:
-        """Drop the graphs' references to the KV caches, before the pool changes."""
+        """Drop the graphs' references to the KV caches. Callers do so before they change the pool."""
         for call in self._calls.values():
             if isinstance(call, BoundCall):
                 call.unbind()
 
     def forget(self) -> None:
-        """Drop the graphs after a change of the model's layers. The next forwards compile new graphs."""
+        """Drop the graphs.
+
+        Callers do so after they changed the model's layers; the next forwards compile new graphs.
+        """
         self.unbind()
         self._calls.clear()
 
@@ -77,7 +80,7 @@ class CompiledModel:
 
 
 def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
-    """Mark the input sizes that change from call to call as unbacked. Sizes that are always equal get the same name."""
+    """Mark as unbacked each input size that changes from call to call. Sizes that are always equal share one name."""
     tokens = "sequences" if pages.is_decode else "tokens"
     rows = "sequences" if pages.is_decode else "rows"
     for name in ("input_ids", "position_ids"):
@@ -91,7 +94,10 @@ def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
 
 
 def _identity(model: PagedModel) -> str:
-    """Return a text of what graphs depend on, other than torch, dlinfer and the CPU: code, config, weight layouts."""
+    """Return a text of all that a stored graph depends on, except torch, dlinfer and the CPU.
+
+    The text holds the model's code and config, and the names, dtypes and layouts of its weights.
+    """
     classes = {type(module) for module in model.modules()}
     files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
     code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()

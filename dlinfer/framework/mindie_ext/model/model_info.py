@@ -12,8 +12,9 @@ from dlinfer.errors import UnsupportedFeatureError
 class ModelInfo:
     """Sizes of a model's keys and values on one rank.
 
-    head_size: the size of a head, if keys and values have the same. Then k_head_size and v_head_size are 0. Otherwise
-    these two hold the sizes. data_byte_size: size in bytes of one element.
+    head_size: the size of a head, if keys and values have the same size.
+    k_head_size, v_head_size: the sizes of a head of keys and of values, if they differ; else 0.
+    data_byte_size: the size in bytes of one element.
     """
 
     device: torch.device
@@ -27,9 +28,9 @@ class ModelInfo:
 
 
 def model_info(config: Any, device: torch.device, dtype: torch.dtype, world_size: int) -> ModelInfo:
-    """Return the sizes of a Hugging Face config's attention on one of world_size ranks.
+    """Return the sizes of the keys and values on one of world_size ranks. config: the Hugging Face config of the model.
 
-    Raises UnsupportedFeatureError for models whose layers are not all attention with heads of one size.
+    Raises UnsupportedFeatureError unless every layer has attention, with heads of the same size.
     """
     text = config.get_text_config(decoder=True)
     kinds = set(getattr(text, "layer_types", None) or ())

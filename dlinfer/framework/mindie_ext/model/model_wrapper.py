@@ -1,4 +1,4 @@
-"""The model of a generator with its tokenizer and configs, under the attribute names of MindIE's ``model_wrapper``."""
+"""The model of a generator with its tokenizer and configs. Attributes have the names of MindIE's ``model_wrapper``."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,7 +20,7 @@ from dlinfer.vendor import discovery
 
 
 def generator_device(npu_device_id: int) -> torch.device:
-    """Return a rank's device: the NPU of this number if a vendor serves NPUs here, else the CPU."""
+    """Return the device of a rank: NPU number ``npu_device_id`` if a vendor serves NPUs here, else the CPU."""
     for vendor in discovery.loadable():
         if (
             vendor.device_type == "npu"
@@ -34,10 +34,14 @@ def generator_device(npu_device_id: int) -> torch.device:
 class ModelWrapper:
     """A Hugging Face model, loaded from safetensors onto a device, with its tokenizer.
 
-    tokenizer: None if load_tokenizer is false. adapter_manager: the LoRA adapters. config: the Hugging Face config;
-    config_dict: the config as a dict. model_info: sizes for the KV pool. max_position_embeddings: the largest number of
-    tokens in a sequence. vocab_size: all token ids are below it. eos_token_ids: tokens that end a text. optimization:
-    which modules run on fused ops.
+    tokenizer: None if load_tokenizer is false.
+    adapter_manager: the LoRA adapters.
+    config, config_dict: the Hugging Face config, as an object and as a dict.
+    model_info: sizes for the KV pool.
+    max_position_embeddings: the largest number of tokens in a sequence.
+    vocab_size: all token ids are below it.
+    eos_token_ids: the tokens that end a text.
+    optimization: which modules run on fused ops.
     """
 
     def __init__(self, config: ModelConfig, group: Group | None) -> None:
@@ -86,9 +90,10 @@ class ModelWrapper:
         self._adapters_version = 0
 
     def make_context(self, conversation: list[dict[str, str]], **kwargs: Any) -> list[int]:
-        """Return a conversation's token ids by the tokenizer's chat template. kwargs: for ``apply_chat_template``.
+        """Apply the tokenizer's chat template to a conversation, and return the token ids.
 
-        Raises UnsupportedFeatureError without a tokenizer or a template.
+        kwargs: further arguments of ``apply_chat_template``. Raises UnsupportedFeatureError without a tokenizer or a
+        template.
         """
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             raise UnsupportedFeatureError(
@@ -120,7 +125,7 @@ class ModelWrapper:
         block_size: int = 0,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the logits as ``GeneratorTorch.forward_tensor`` does."""
+        """Return the logits of packed tokens. ``GeneratorTorch.forward_tensor`` describes the arguments."""
         if kwargs:
             raise GeneratorCallError(
                 call="forward_tensor",
@@ -158,7 +163,7 @@ class ModelWrapper:
 
 
 def _ends(model: Any, tokenizer: Any, chosen: Any) -> frozenset[int]:
-    """Return the tokens that end a text: ``chosen``, or by default those of the checkpoint and the tokenizer."""
+    """Return the tokens that end a text: ``chosen``, or if that is None, the checkpoint's and the tokenizer's."""
     end_ids = chosen
     if end_ids is None:
         end_ids = getattr(model.generation_config, "eos_token_id", None)

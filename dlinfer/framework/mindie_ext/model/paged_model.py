@@ -17,7 +17,7 @@ class PagedModel(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, pages: Pages) -> Tensor:
         """Return the logits of the tokens in ``rows``, [n, vocabulary] in the model's dtype. Mutates ``pages.caches``.
 
-        input_ids, position_ids: [tokens] int64. rows: [n] int64, indices of tokens.
+        input_ids, position_ids: [tokens] int64. rows: [n] int64, indices of tokens in input_ids.
         """
         out = self.model(
             input_ids=input_ids[None],

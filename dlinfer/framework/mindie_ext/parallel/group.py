@@ -1,4 +1,4 @@
-"""The ranks of a model: one process each, joined by torch.distributed."""
+"""The ranks of a model. Each rank is a process, and torch.distributed joins the processes."""
 
 import os
 from collections.abc import Iterator
@@ -13,20 +13,23 @@ from dlinfer.framework.mindie_ext.errors import RankError, RankLostError
 from dlinfer.vendor import discovery
 
 TIMEOUT = 600.0
-"""Seconds that a rank waits for the others to join, or for a running rank's answer. An ended rank is noticed at once.
+"""A rank waits this many seconds for the others to join, and for each answer of a rank that runs.
+
+The end of another rank is noticed at once.
 """
 
 
 class Group:
-    """This process's view of the ranks. own: ``join`` initialised torch.distributed, so ``leave`` must end it."""
+    """The ranks, as this process sees them. own: ``join`` initialised torch.distributed, so ``leave`` must end it."""
 
     def __init__(self, rank: int, world_size: int, own: bool) -> None:
         self.rank, self.world_size, self._own = rank, world_size, own
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
-        """Raise RankLostError if a collective in the block fails because another rank ended. what: "... while
-        ``what``".
+        """If a collective inside the ``with`` block fails because another rank ended, raise RankLostError.
+
+        what: what happened meanwhile, for the error's text, such as "a forward ran".
         """
         try:
             yield
@@ -38,7 +41,7 @@ class Group:
             ) from error
 
     def broadcast(self, values: np.ndarray) -> np.ndarray:
-        """Return rank 0's values, [n] int64, on each rank."""
+        """Return the values of rank 0, [n] int64, on each rank. The values of other ranks are dropped."""
         tensor = torch.from_numpy(np.ascontiguousarray(values))
         with self.watched("tokens were shared"):
             dist.broadcast(tensor, 0)
@@ -51,10 +54,10 @@ class Group:
 
 
 def join(rank: int, world_size: int, device_type: str, timeout: float = TIMEOUT) -> Group:
-    """Join the ranks at MASTER_ADDR and MASTER_PORT, as torchrun sets them, and wait until all have joined.
+    """Join the ranks at MASTER_ADDR and MASTER_PORT, the variables that torchrun sets, and wait until all have joined.
 
-    If the process initialised torch.distributed itself, with the same rank and size, that group is used. Raises
-    RankError, and RankLostError if the other ranks do not join within ``timeout`` seconds.
+    If this process has already initialised torch.distributed, with the same rank and size, the existing group is used.
+    Raises RankError. Raises RankLostError if the other ranks do not join within ``timeout`` seconds.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):

@@ -1,4 +1,4 @@
-"""Load a model, or one rank's shard of a model, by transformers' own tensor parallelism."""
+"""Load a model, or one rank's shard of it, with transformers' own tensor parallelism."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ def load(
     group: Group | None,
     trust_remote_code: bool = False,
 ) -> nn.Module:
-    """Load a causal language model from safetensors; with a group, only this rank's shard.
+    """Load a causal language model from safetensors. With a group, load only this rank's shard.
 
-    Before weights are read, raises UnsupportedFeatureError if the model has no tensor parallel plan, or if its
-    heads or sizes cannot be divided among the ranks. Also raises RankLostError.
+    Raises UnsupportedFeatureError, before weights are read, if the model has no tensor parallel plan or if its heads or
+    sizes cannot be divided among the ranks. Also raises RankLostError.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
@@ -36,7 +36,7 @@ def load(
 
 
 def refuse_unspread(config: Any, world_size: int) -> None:
-    """Raise UnsupportedFeatureError if a config's model cannot be divided among world_size ranks."""
+    """Raise UnsupportedFeatureError if the model of a config cannot be divided among world_size ranks."""
     text = config.get_text_config(decoder=True)
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedFeatureError(

@@ -1,4 +1,4 @@
-"""Sample tokens from logits: penalties, temperature, filters, draws, log-probabilities."""
+"""Sample tokens from logits: penalties, temperature, top_k and top_p, draws, log-probabilities."""
 
 from dlinfer.framework.mindie_ext.sampling.deprecated import SamplingData, SamplingParam
 from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata

@@ -1,4 +1,4 @@
-"""MindIE's deprecated pair of arguments of ``sample``."""
+"""``SamplingData`` and ``SamplingParam``: the two arguments of MindIE's deprecated form of ``sample``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +11,11 @@ from dlinfer.framework.mindie_ext.errors import SamplingError
 
 @dataclass
 class SamplingData:
-    """The tokens of a batch's sequences. all_input_ids, output_ids: [sequences, longest] integers, or None.
+    """The tokens of a batch's sequences.
 
-    request_ids: [sequences]; None: the sequences are numbered by row, so random draws depend on a sequence's row.
+    all_input_ids: [sequences, longest] integers, the tokens of prompts and answers, or None.
+    output_ids: [sequences, longest] integers, the tokens of answers, or None.
+    request_ids: [sequences]. None means that sequences are numbered by row, so that a draw depends on the row.
     """
 
     all_input_ids: np.ndarray | None
@@ -49,7 +51,10 @@ class SamplingData:
 
 @dataclass
 class SamplingParam:
-    """The sampling parameters. arrays: argument name of ``SamplingMetadata.from_numpy`` to array, not yet checked."""
+    """The sampling parameters of a batch, not yet checked.
+
+    arrays: maps the names of arguments of ``SamplingMetadata.from_numpy`` to arrays.
+    """
 
     arrays: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +71,7 @@ class SamplingParam:
         do_sample: np.ndarray | None = None,
         to_tensor: Callable[[Any], Any] | None = None,
     ) -> "SamplingParam":
-        """Return a SamplingParam. Each array is [sequences]; None is the parameter's default."""
+        """Return a SamplingParam. Each array is [sequences]. None means the default of the parameter."""
         return cls(
             {
                 "repetition_penalty": repetition_penalty,

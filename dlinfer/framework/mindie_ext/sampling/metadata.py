@@ -1,4 +1,4 @@
-"""The sampling parameters of a batch: each parameter is an array with one value for each sequence."""
+"""The sampling parameters of a batch. Each parameter is an array with one value for each sequence."""
 
 import secrets
 from collections.abc import Callable
@@ -18,11 +18,16 @@ from dlinfer.framework.mindie_ext.sampling.parameters import checked
 class SamplingMetadata:
     """The sampling parameters of a batch, checked by ``from_numpy`` or ``from_batch``.
 
-    The arrays are [sequences]. None means the default, here in brackets: repetition_penalty (1), frequency_penalty (0),
-    presence_penalty (0), temperature (1), top_k_array (0), top_p_array (1), do_sample_array (false), top_logprobs_array
-    (0), seed_array. max_logprobs: the largest value of top_logprobs_array. all_token_ids: [sequences, longest] int64,
-    the tokens of prompts and answers, padded with any value that is no token id. output_token_ids: the same for the
-    answers only. The penalties count these tokens.
+    Each array is [sequences]. An array that is None means the default of the parameter: repetition_penalty 1,
+    frequency_penalty 0, presence_penalty 0, temperature 1, top_k_array 0, top_p_array 1, do_sample_array false,
+    top_logprobs_array 0.
+
+    max_logprobs: the largest value of top_logprobs_array.
+    all_token_ids: [sequences, longest] int64, the tokens of prompts and answers. Padding is any value that is no token
+        id.
+    output_token_ids: the same for the answers only.
+
+    The penalties count the tokens in all_token_ids and output_token_ids.
     """
 
     batch_sequence_ids: list[np.ndarray]
@@ -72,8 +77,8 @@ class SamplingMetadata:
     ) -> "SamplingMetadata":
         """Return the checked metadata of a batch. The arguments are not mutated.
 
-        Each array is [sequences]. A sequence with do_sample and without a seed gets a random seed. Raises
-        SamplingError, and UnsupportedFeatureError for beam search and best_of.
+        Each array is [sequences]. If ``seeds`` is None, each sequence gets a random seed. Raises SamplingError. Raises
+        UnsupportedFeatureError for beam search and for values above 1 of ``n`` and ``best_of``.
         """
         if not isinstance(is_prefill, bool):
             raise SamplingError(parameter="is_prefill", expected="a bool", given=repr(is_prefill))
@@ -133,9 +138,10 @@ class SamplingMetadata:
         to_tensor: Callable[[Any], Tensor] | None,
         **kwargs: Any,
     ) -> "SamplingMetadata":
-        """Return the metadata for a step's InputMetadata and its records of SAMPLING_DTYPE, [sequences].
+        """Return the checked metadata of a step.
 
-        kwargs: batch_seeds, batch_best_of, batch_n, batch_use_beam_search, is_mix: as MindIE passes them.
+        input_metadata: the step's InputMetadata. batch_sampling_params: [sequences] records of SAMPLING_DTYPE.
+        kwargs: batch_seeds, batch_best_of, batch_n, batch_use_beam_search and is_mix, as MindIE passes them.
         """
         return cls.from_numpy(
             batch_sequence_ids=input_metadata.batch_sequence_ids,
@@ -156,7 +162,7 @@ class SamplingMetadata:
     def from_deprecated(
         cls, sampling_data: SamplingData, sampling_param: SamplingParam
     ) -> "SamplingMetadata":
-        """Return the metadata for MindIE's deprecated pair of arguments."""
+        """Return the checked metadata for the two arguments of MindIE's deprecated form of ``sample``."""
         rows = sampling_data.count
         ids = np.arange(rows) if sampling_data.request_ids is None else sampling_data.request_ids
         metadata = cls.from_numpy(
@@ -168,7 +174,10 @@ class SamplingMetadata:
         return metadata
 
     def update_token_ids(self, all_token_ids: np.ndarray | None, output_token_ids: np.ndarray | None) -> None:
-        """Set the sequences' tokens so far, from integer arrays [sequences, longest]. Raises SamplingError."""
+        """Set the tokens of the sequences so far. None keeps the tokens that are set. Raises SamplingError.
+
+        all_token_ids, output_token_ids: [sequences, longest] integers.
+        """
         for name, ids in (("all_token_ids", all_token_ids), ("output_token_ids", output_token_ids)):
             if ids is None:
                 continue

@@ -12,11 +12,13 @@ NO_LOGPROB = -9999.0
 class SamplingOutput:
     """The sampled tokens, as arrays over n sequences.
 
-    token_ids, num_new_tokens, repeating_indices: [n] int64. logprobs: [n] float32, the sampled tokens'
-    log-probabilities; NO_LOGPROB if they were not requested. top_token_ids int64, top_logprobs float32: [n, top], the
-    most likely tokens first, where ``top`` is the largest number that a sequence requests. num_top_tokens: [n], how
-    many top tokens each sequence requests. cumulative_logprobs: [n] float32, always 0. seeds: [n] int64, or None if all
-    sequences are greedy.
+    token_ids, num_new_tokens, repeating_indices: [n] int64.
+    logprobs: [n] float32, the log-probabilities of the sampled tokens. NO_LOGPROB if no sequence requests them.
+    top_token_ids int64, top_logprobs float32: [n, k], the most likely tokens first. k is the largest number of top
+        tokens that a sequence requests.
+    num_top_tokens: [n], how many top tokens each sequence requests.
+    cumulative_logprobs: [n] float32, always 0.
+    seeds: [n] int64, or None if all sequences are greedy.
     """
 
     sequence_ids: np.ndarray | None
@@ -33,5 +35,5 @@ class SamplingOutput:
     seeds: np.ndarray | None = None
 
     def to_deprecated(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (token_ids, logprobs), the result of calls with SamplingData and SamplingParam."""
+        """Return (token_ids, logprobs), the result in MindIE's deprecated form of ``sample``."""
         return self.token_ids, self.logprobs

@@ -47,7 +47,10 @@ _RULES: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
 
 
 def checked(name: str, values: np.ndarray | None, count: int) -> np.ndarray | None:
-    """Check a parameter's values and return a copy, [count]; None stays None. Raises SamplingError."""
+    """Check the values of the parameter ``name`` and return a copy. None stays None. Raises SamplingError.
+
+    values: [count], one value for each sequence.
+    """
     if values is None:
         return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufb":

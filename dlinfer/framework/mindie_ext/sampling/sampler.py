@@ -16,10 +16,10 @@ from dlinfer.framework.mindie_ext.sampling.scores import candidates, penalised
 
 
 class Sampler:
-    """Selects tokens, greedily or by random draws. num_threads: threads for the draws.
+    """Selects a token for each sequence, greedily or by a random draw. num_threads: threads for the draws.
 
-    A draw depends only on the sequence's logits, parameters, seed and number of earlier draws: not on the batch, its
-    order or the threads.
+    A draw depends only on the sequence: its logits, its parameters, its seed, and how often it drew before. It does not
+    depend on the batch, the order of the batch or the threads.
     """
 
     def __init__(self, num_threads: int = 8) -> None:
@@ -35,13 +35,13 @@ class Sampler:
         self.device, self.eos_token_id = device, list(eos_token_id)
 
     def configure(self, metadata: SamplingMetadata) -> None:
-        """Let the sequences draw again from the first random number of their seeds."""
+        """Restart the random numbers of these sequences from the beginning of their seeds."""
         with self._lock:
             for sequence_id in metadata.all_sequence_ids.tolist():
                 self._drawn.pop(sequence_id, None)
 
     def clear_cache(self, sequence_ids: Iterable[int]) -> None:
-        """Remove the state of sequences; unknown ids are ignored."""
+        """Forget how often these sequences drew. Unknown ids are ignored."""
         with self._lock:
             for sequence_id in sequence_ids:
                 self._drawn.pop(int(sequence_id), None)
@@ -49,10 +49,12 @@ class Sampler:
     def __call__(self, logits: Tensor, metadata: SamplingMetadata | None = None) -> SamplingOutput:
         """Sample a token for each row of logits. The logits are not mutated.
 
-        logits: [sequences, vocabulary], floating. metadata: None: greedy sampling. Order of operations: repetition,
-        frequency and presence penalty, temperature, top_k, top_p, draw. The greedy token is the most likely one after
-        the penalties; among equally likely tokens, the one with the lowest id. Log-probabilities are computed after the
-        penalties and, for a sequence with do_sample, after the temperature.
+        logits: [sequences, vocabulary], floating. metadata: None means greedy sampling.
+
+        The steps are: repetition, frequency and presence penalty, temperature, top_k, top_p, draw. A greedy sequence
+        takes the most likely token after the penalties; of equally likely tokens, the one with the lowest id.
+        Log-probabilities are computed after the penalties and, for a sequence with do_sample, also after the
+        temperature.
 
         Raises SamplingError for logits of another shape, NaN, or a row without a possible token.
         """
@@ -85,7 +87,7 @@ class Sampler:
         return wide / torch.from_numpy(scale)[:, None]
 
     def _draw(self, wide: Tensor, metadata: SamplingMetadata, token_ids: Tensor) -> None:
-        """Draw a token for each sequence with do_sample and write it into token_ids."""
+        """For each sequence with do_sample, draw a token and write it into token_ids."""
         assert metadata.do_sample_array is not None
         drawn = np.flatnonzero(metadata.do_sample_array).tolist()
         places = [self._uniform(metadata, row) for row in drawn]
@@ -99,7 +101,10 @@ class Sampler:
         self._count(metadata, drawn)
 
     def _uniform(self, metadata: SamplingMetadata, row: int) -> float:
-        """Return the random number in [0, 1) for a sequence's next draw, from its seed and number of earlier draws."""
+        """Return the random number in [0, 1) for the next draw of a sequence.
+
+        Seed and number of earlier draws determine it.
+        """
         assert metadata.seed_array is not None
         seed = int(metadata.seed_array[row])
         with self._lock:
@@ -131,7 +136,10 @@ class Sampler:
 
 
 def _draw_row(row: Tensor, metadata: SamplingMetadata, index: int, place: float) -> int:
-    """Return the token that ``place``, a random number in [0, 1), selects from the tokens left by top_k and top_p."""
+    """Return a token: the one that a random number selects from the tokens that top_k and top_p keep.
+
+    row: [vocabulary], the logits of the sequence ``index``. place: the random number in [0, 1).
+    """
     top_k = 0 if metadata.top_k_array is None else int(metadata.top_k_array[index])
     top_p = 1.0 if metadata.top_p_array is None else float(metadata.top_p_array[index])
     left, ids = candidates(row, top_k, top_p)

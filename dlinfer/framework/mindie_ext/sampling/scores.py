@@ -8,11 +8,12 @@ from dlinfer.framework.mindie_ext.sampling.metadata import SamplingMetadata
 
 
 def penalised(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """Return float32 logits with the penalties applied. The argument is not mutated.
+    """Return float32 logits with the penalties applied. ``logits`` is not mutated.
 
-    logits: [sequences, vocabulary]. For tokens of the prompt and the answer, the repetition penalty divides positive
-    logits and multiplies negative logits (Keskar et al., 2019, arXiv:1909.05858). For tokens of the answer, the
-    frequency penalty is subtracted once for each occurrence, the presence penalty only once.
+    logits: [sequences, vocabulary]. The repetition penalty is for tokens of the prompt and the answer: it divides
+    positive logits and multiplies negative logits (Keskar et al., 2019, arXiv:1909.05858). The other two penalties are
+    for tokens of the answer: the frequency penalty is subtracted once for each occurrence, the presence penalty only
+    once.
     """
     wide = logits.float()
     repetition = _column(metadata.repetition_penalty, 1.0)
@@ -30,14 +31,17 @@ def penalised(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
 
 
 def _column(values: np.ndarray | None, neutral: float) -> Tensor | None:
-    """Return a penalty's values as [sequences, 1] float32, or None if all are ``neutral``."""
+    """Return the values of a penalty as [sequences, 1] float32, or None if all values are ``neutral``."""
     if values is None or bool((values == neutral).all()):
         return None
     return torch.from_numpy(values.astype(np.float32))[:, None]
 
 
 def _counts(token_ids: np.ndarray, vocabulary: int) -> Tensor:
-    """Return how often each row has each token, [rows, vocabulary] float32. Padding is not counted."""
+    """Return how often each token occurs in each row of token_ids, [rows, vocabulary] float32.
+
+    Padding is not counted.
+    """
     ids = torch.from_numpy(token_ids)
     outside = (ids < 0) | (ids >= vocabulary)
     counts = torch.zeros(len(ids), vocabulary + 1)
@@ -46,11 +50,12 @@ def _counts(token_ids: np.ndarray, vocabulary: int) -> Tensor:
 
 
 def candidates(row: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return (logits, token ids) of the tokens that remain after top_k and top_p, the most likely first.
+    """Return (logits, token ids) of the tokens that top_k and top_p keep, the most likely first.
 
-    row: [vocabulary] float32. top_k: keep this many tokens, and all tokens that are as likely as the last of these; 0
-    keeps all. top_p: of the tokens that remain, keep the fewest whose probabilities add up to at least top_p; 1 keeps
-    all (Holtzman et al., 2020, arXiv:1904.09751).
+    row: [vocabulary] float32.
+    top_k: keep this many tokens, and all tokens that are as likely as the last of these. 0 keeps all.
+    top_p: of the tokens that top_k keeps, keep the fewest whose probabilities add up to at least top_p. 1 keeps all
+        (Holtzman et al., 2020, arXiv:1904.09751).
     """
     ordered, ids = torch.sort(row, descending=True, stable=True)
     if 0 < top_k < len(row):
