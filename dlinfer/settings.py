@@ -1,7 +1,7 @@
-"""The only reader of ``DLINFER_*`` variables: one frozen dataclass whose fields hold their own documentation.
+"""The only module that reads ``DLINFER_*`` variables: a frozen dataclass with one documented field for each setting.
 
-``current()`` returns the settings of this process, which it reads from the environment once, at first use.
-``override(...)`` changes fields for the duration of a ``with`` block, for tests and notebooks.
+``current()`` returns the settings of this process. It reads the environment once, at first use. ``override(...)``
+changes fields inside a ``with`` block, for tests and notebooks.
 """
 
 import difflib
@@ -80,7 +80,7 @@ def _setting(default: Any, variable: str, parse: Callable[[str, str], Any], doc:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of dlinfer; ``describe()`` lists them with variable, default and meaning."""
+    """Every setting of dlinfer. ``describe()`` lists them with variable, default and meaning."""
 
     fallback: str = _setting(
         "warn",
@@ -240,7 +240,10 @@ def describe() -> list[tuple[str, str, str]]:
 
 
 def _written(value: Any) -> str:
-    """Return a setting as text for the environment; empty for None, which leaves a variable unset."""
+    """Return the text of a setting's value in the environment.
+
+    None gives an empty text, because its variable is unset.
+    """
     if value is None:
         return ""
     return str(int(value)) if isinstance(value, bool) else str(value)
@@ -248,7 +251,7 @@ def _written(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """One setting in an environment. problem: why the value is refused; empty if it is accepted."""
+    """One setting in an environment. problem: the reason why the value is refused; empty if the value is accepted."""
 
     variable: str
     value: str
@@ -257,7 +260,7 @@ class Origin:
 
 
 def origins(environ: Mapping[str, str]) -> list[Origin]:
-    """Return every setting with its value in ``environ`` and the source of the value, in order. Never raises."""
+    """Return every setting with its value in ``environ`` and the source of the value. Never raises."""
     return [_origin(item, environ) for item in fields(Settings)]
 
 
@@ -274,11 +277,13 @@ def _origin(item: Field[Any], environ: Mapping[str, str]) -> Origin:
 
 _PREFIX = "DLINFER_"
 _OF_TESTS = "DLINFER_TEST_"
-"""The prefix of variables that dlinfer's own tests set for their processes."""
+"""The prefix of variables that dlinfer's own tests set for the processes that they start."""
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:
-    """Return variables of ``environ`` that begin with DLINFER_ but are no setting: misspelt or of another release."""
+    """Return the variables in ``environ`` that begin with DLINFER_ and are no settings: misspelt, or of another
+    release.
+    """
     known = _variables()
     return sorted(
         name
@@ -288,7 +293,7 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
 
 
 def nearest(variable: str) -> str | None:
-    """Return the setting with the name most similar to ``variable``; None if no name is similar."""
+    """Return the variable whose name is most similar to ``variable``; None if no name is similar."""
     known = {name.removeprefix(_PREFIX): name for name in _variables()}  # compare without the common prefix
     close = difflib.get_close_matches(variable.removeprefix(_PREFIX), known, n=1)
     return known[close[0]] if close else None

@@ -21,7 +21,7 @@ _SOURCE = {".py", ".cpp", ".h", ".so", ".schemas", ".signatures"}
 
 
 def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
-    """Return a hash of all that results depend on: the request, the versions, and the source of dlinfer and the vendor."""
+    """Return a hash of all that results depend on: the request, the versions, and the code of dlinfer and vendor."""
     asked = {name: request[name] for name in ("vendor", "ops", "checks", "thorough")}
     current = settings.current()
     digest = hashlib.sha256(json.dumps([asked, asdict(header), str(current.engine)]).encode())

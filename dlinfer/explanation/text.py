@@ -9,7 +9,7 @@ from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
 
 def summary_of(explanation: Facts) -> str:
-    """Return a few lines: the number of graphs, the fusion rules that fired, and the ops that the engine does not run."""
+    """Return a few lines: the number of graphs, the fusion rules that fired, and the ops outside the engine."""
     return "\n".join(_summary(explanation)) + "\n"
 
 

@@ -1,4 +1,7 @@
-"""Ahead-of-time compilation: ``dlinfer.compile`` compiles a module or an ExportedProgram with the backend's passes."""
+"""Ahead-of-time compilation: ``dlinfer.compile`` compiles a module or an ExportedProgram.
+
+It runs the same passes as ``torch.compile(backend="dlinfer")``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +28,7 @@ from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stage import stage_of, with_guards
 
 DynamicShapes: TypeAlias = dict[str, Any] | tuple[Any, ...] | list[Any] | None
-"""The dynamic shapes that torch.export accepts."""
+"""The types of the argument ``dynamic_shapes``, as torch.export accepts them."""
 
 
 def compile(
@@ -39,17 +42,19 @@ def compile(
 ) -> Artifact:
     """Compile a module ahead of time.
 
-    module: a module, in the mode (eval, train) to compile it in, or an ExportedProgram.
-    args, kwargs: an example call; not needed for an ExportedProgram.
-    dynamic_shapes: which sizes may change, as for torch.export. If a size's range starts at 0 or 1
-        (``Dim("batch", min=1, max=64)``), a trial run at size 0 or 1 decides whether the artifact accepts that size.
-    engine: name of the graph engine; overrides ``engine`` in ``options``.
+    module: an ExportedProgram, or a module in the mode (eval, train) to compile it in.
+    args, kwargs: an example call. An ExportedProgram needs none.
+    dynamic_shapes: which sizes may change, as for torch.export. If a size's range starts at 0 or 1 (``Dim("batch",
+        min=1, max=64)``), a trial run at size 0 or 1 decides whether the artifact accepts that size.
+    engine: name of the graph engine. It overrides ``engine`` in ``options``.
     options: as for ``torch.compile(backend="dlinfer", options=...)``.
 
-    Returns an Artifact, callable like the module for inference; it shares the module's weights. Raises CaptureError if
-    torch.export cannot capture the module, or if ``dynamic_shapes`` asks for size 1 and the module computes something
-    else at that size. Raises CompileOptionError, EngineUnavailableError and, under the fallback policy ``error``,
-    GraphFallbackError.
+    Returns an Artifact, which is called like the module, for inference only, and shares the module's weights.
+
+    Raises CaptureError if torch.export cannot capture the module, or if autocast is on around the call. Also raises
+    CaptureError if ``dynamic_shapes`` asks for size 1 but the module computes something else at that size.
+    Raises CompileOptionError and EngineUnavailableError.
+    Raises GraphFallbackError under the fallback policy ``error``.
     """
     if is_autocast_enabled() and not isinstance(module, ExportedProgram):
         raise CaptureError(
@@ -124,11 +129,11 @@ def _export(
 
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
-    """Return the example; a contiguous one gets the strides that torch gives a new tensor of its sizes.
+    """Return the example; if it is contiguous, with the strides that torch gives a new tensor of the same sizes.
 
-    In a contiguous tensor, a dimension of size 1 may still have any stride. torch.export would mistake an unusual
-    stride for a second dynamic size. A lazily conjugated or negated example is resolved first; each call also resolves
-    its inputs.
+    A contiguous tensor may have any stride in a dimension of size 1. torch.export would mistake an unusual stride for a
+    second dynamic size. An example that torch holds lazily conjugated or negated is computed first, because each call
+    computes such inputs, too.
     """
     example = resolved(example)
     plain = torch.empty(example.shape, device="meta").stride()

@@ -1,4 +1,4 @@
-"""Options of ``dlinfer.load`` and of a Session, as keywords, a dict or a YAML file."""
+"""Options of ``dlinfer.load`` and of a Session. Users pass them as keywords, as a dict or in a YAML file."""
 
 import enum
 from collections.abc import Callable, Collection, Mapping
@@ -16,21 +16,22 @@ class Flags(enum.IntFlag):
     """Flags of ``dlinfer.load``."""
 
     SHARE_MEM = 1
-    """Share memory: all sessions loaded with this flag run in the same memory, one at a time."""
+    """All sessions loaded with this flag use the same memory for inputs and outputs, and so run one at a time."""
 
 
 @dataclass(frozen=True)
 class SessionOptions:
     """Options of one session. The constructor checks them and raises SessionOptionError.
 
-    engine: name of the graph engine; None takes the engine that the artifact was compiled for.
+    engine: name of the graph engine. None means the engine that the artifact was compiled for.
     engine_options: the engine's own options, name -> value. They override the options stored in the artifact.
-    fallback: what happens to nodes that the engine refuses: ``allow``, ``warn`` or ``error``; None takes
+    fallback: what happens to nodes that the engine refuses: ``allow``, ``warn`` or ``error``. None means
         DLINFER_FALLBACK.
-    cache_dir: folder for the engine's compiled files; None takes DLINFER_CACHE_DIR.
-    io: ``caller``: each call brings its input and output tensors; ``owned``: the session allocates them once, at the
-        highest sizes, and ``get_input_tensor`` and similar calls return them.
-    enable_metrics: keep the latency of each run. enable_profiling: also profile the Python of the first runs.
+    cache_dir: folder for the engine's compiled files. None means DLINFER_CACHE_DIR.
+    io: who owns the tensors of inputs and outputs. ``caller``: each call brings them. ``owned``: the session allocates
+        them once, at the highest sizes, and methods such as ``get_input_tensor`` return them.
+    enable_metrics: keep the latency of each run.
+    enable_profiling: also profile the Python code of the first runs.
     allow_ops: names of other packages' ops that the artifact may call, such as ``torchvision::nms``.
     """
 
@@ -44,7 +45,7 @@ class SessionOptions:
     allow_ops: tuple[str, ...] = ()
 
     AFTER_SETUP = ("io", "enable_metrics", "enable_profiling")
-    """The options that may change after ``Session.setup``; for others, call ``Session.reset`` first."""
+    """The options that may change after ``Session.setup``. Other options may change after ``Session.reset``."""
 
     def __post_init__(self) -> None:
         for name, (expected, is_valid) in _EXPECTED.items():
@@ -62,7 +63,7 @@ class SessionOptions:
 
     @classmethod
     def of(cls, options: "Mapping[str, object] | str | Path | SessionOptions | None") -> "SessionOptions":
-        """Return options from a dict, or from a YAML file of names and values."""
+        """Return the options in a dict, or in a YAML file of names and values."""
         if isinstance(options, SessionOptions):
             return options
         return cls().changed(_from_yaml(options) if isinstance(options, (str, Path)) else options or {})
@@ -100,7 +101,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "cache_dir": ("a path", lambda value: value is None or isinstance(value, (str, Path))),
     "allow_ops": ("a list of names", _is_names),
 }
-"""Option -> (the description of the allowed values in errors, a function that checks a value)."""
+"""Option -> (a description of the allowed values, for errors; a function that checks a value)."""
 
 
 def _from_yaml(path: str | Path) -> dict[str, object]:

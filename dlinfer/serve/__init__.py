@@ -1,1 +1,1 @@
-"""``dlinfer serve``: servers of one model, on one machine or several, behind a router."""
+"""``dlinfer serve``: several servers of one model behind a router. The servers run on one machine or on several."""

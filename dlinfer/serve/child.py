@@ -1,4 +1,4 @@
-"""``python -m dlinfer.serve.child PLACEMENT COMMAND...``: binds this process to a placement, then runs a command in it.
+"""``python -m dlinfer.serve.child PLACEMENT COMMAND...`` binds this process to a placement, then becomes the command.
 
 The placement ``-`` binds nothing. The command gets SIGTERM when its parent dies. This module imports only the standard
 library.
@@ -19,7 +19,7 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 
 def command(placement: Placement | None, *words: str) -> list[str]:
-    """Return the command line that runs the command ``words`` through this module. placement: None binds nothing."""
+    """Return the command line that runs ``words``, a command, through this module. placement: None binds nothing."""
     where = "-" if placement is None else placement.encode()
     return [sys.executable, "-m", "dlinfer.serve.child", where, *words]
 

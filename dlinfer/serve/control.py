@@ -1,8 +1,12 @@
-"""The supervisor's own HTTP server. The router sends it the paths ``/metrics`` and ``/dlinfer``.
+"""The supervisor's own HTTP server. The router sends it the requests for ``/metrics`` and ``/dlinfer``.
 
-``GET /metrics`` returns the counters of all replicas and of the router, ``GET /dlinfer/replicas`` the replicas' states.
-``PUT /dlinfer/replicas`` with ``{"urls": [...]}`` adds servers of another machine for ``LEASE_SECONDS``. That machine
-repeats the request in time. ``DELETE`` removes servers. Both need the secret in the file that ``--join-key`` names.
+- ``GET /metrics`` returns the counters of all replicas and of the router.
+- ``GET /dlinfer/replicas`` returns the states of the replicas.
+- ``PUT /dlinfer/replicas`` with ``{"urls": [...]}`` adds servers of another machine for ``LEASE_SECONDS``. The other
+  machine repeats the request before the time ends.
+- ``DELETE /dlinfer/replicas`` with ``{"urls": [...]}`` removes such servers.
+
+PUT and DELETE need the secret in the file that ``--join-key`` names.
 """
 
 import asyncio
@@ -28,7 +32,7 @@ LEASE_SECONDS = 15.0
 class Joined:
     """The servers of other machines.
 
-    changed: called when the servers change. seen: URL of a server -> time of its last announcement.
+    changed: called when the set of servers changes. seen: URL of a server -> the time when it was last announced.
     """
 
     changed: Callable[[], None]
@@ -57,8 +61,8 @@ class Joined:
 class Control:
     """The HTTP server.
 
-    router_metrics: returns the router's counters as text. key: the secret that lets other machines join; None lets no
-    machine join.
+    router_metrics: returns the router's counters as text. key: the secret that lets other machines join. With None, no
+    machine can join.
     """
 
     def __init__(
@@ -157,7 +161,10 @@ class Control:
 
 
 async def _scrape(url: str, headers: dict[str, str]) -> str | int:
-    """Return the text of a server's metrics; its HTTP status if it is not 200; 0 if the server does not answer."""
+    """Return the text of a server's /metrics.
+
+    Return the HTTP status if it is not 200, and 0 if the server does not answer.
+    """
     timeout = aiohttp.ClientTimeout(total=5)
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with (

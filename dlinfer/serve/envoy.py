@@ -1,12 +1,12 @@
 """Writes the files that configure Envoy as the router in front of the replicas.
 
-Envoy passes requests and answers on unchanged, on any path, and:
+Envoy passes requests and answers on unchanged, for any path, and:
 
 - sends all turns of a conversation to one replica, unless that replica has far more to do than the others;
 - repeats a request at another replica if a replica dies before it answers;
-- closes the connection of a stream if its replica dies, so that no client takes the stream for complete.
+- closes the connection of a stream if the stream's replica dies, so that no client takes the stream for complete.
 
-A separate file lists the replicas. Envoy reads this file again whenever it is replaced, and keeps all connections.
+A separate file lists the replicas. Envoy reads this file again when it is replaced, and keeps all connections.
 """
 
 import json
@@ -26,10 +26,13 @@ ONE_SERVER_PATHS = (
     "/update_weights",
     "/wakeup",
 )
-"""Prefixes of LMDeploy's paths that change or ask one server. Through a router they would reach an arbitrary one."""
+"""Prefixes of LMDeploy's paths that change or query a single server.
+
+The router would send them to an arbitrary server.
+"""
 
 _BODY_BYTES = 64 << 20
-"""The most bytes of a request. Envoy keeps each request until it is answered, so that it can send the request again."""
+"""The most bytes of a request. Envoy keeps each request until it is answered, so that Envoy can send it again."""
 
 # A conversation moves to another replica if its own replica has this percentage of the average unfinished requests.
 _MOST_LOAD_PERCENT = 200
@@ -45,7 +48,7 @@ _CONTROL = "control"
 def write_bootstrap(folder: Path, listen: tuple[str, int], control: str) -> Path:
     """Write the file that Envoy reads at its start, and return the file's path.
 
-    folder: where to write; it also gets the list of replicas (``write_replicas``) and Envoy's admin socket.
+    folder: the folder to write to. The list of replicas (``write_replicas``) and Envoy's admin socket are there, too.
     listen: host and port for clients. control: the URL of the supervisor's own server.
     """
     config = {
@@ -62,7 +65,10 @@ def write_bootstrap(folder: Path, listen: tuple[str, int], control: str) -> Path
 
 
 def write_replicas(folder: Path, urls: Iterable[str]) -> None:
-    """Replace the list of replicas that get new requests. Running requests at other replicas go on."""
+    """Replace the list of replicas that get new requests.
+
+    Replicas that leave the list finish their running requests.
+    """
     assignment = {"@type": f"{_TYPE}.config.endpoint.v3.ClusterLoadAssignment", **_endpoints(_REPLICAS, urls)}
     draft = folder / "replicas.draft"
     draft.write_text(json.dumps({"resources": [assignment]}))

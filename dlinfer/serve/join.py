@@ -1,4 +1,4 @@
-"""Announces this machine's servers to the router of another machine."""
+"""Announces this machine's servers to a router on another machine."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger("dlinfer")
 
 
 def local_address(router_url: str) -> str:
-    """Return the address of this machine on its route to the router. Raises JoinError for a bad or unreachable URL."""
+    """Return the address of this machine on the route to the router. Raises JoinError for a bad or unreachable URL."""
     parts = urlsplit(router_url)
     if parts.scheme != "http" or not parts.hostname:
         raise JoinError(url=router_url, detail="it is not http://HOST:PORT", advice="correct --join.")
@@ -30,9 +30,10 @@ def local_address(router_url: str) -> str:
 
 
 class Membership:
-    """Announces the servers that answer to a router, again and again until it is cancelled; then withdraws them.
+    """Announces this machine's servers to a router again and again, until ``run`` is cancelled. Then it withdraws them.
 
-    router_url: the router's URL. key: the secret of both machines. ready: returns the URLs of the servers that answer.
+    router_url: the router's URL. key: the secret of both machines. ready: returns the URLs of the servers that accept
+    requests.
     """
 
     def __init__(self, router_url: str, key: str, ready: Callable[[], list[str]]) -> None:
@@ -41,7 +42,10 @@ class Membership:
         self._named: set[str] = set()
 
     async def run(self) -> None:
-        """Run until cancelled. Raises JoinError if the router refuses. If the router does not answer, try again."""
+        """Announce the servers until cancelled. Raises JoinError if the router refuses.
+
+        If the router does not answer, the next announcement tries again.
+        """
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout, headers={"x-join-key": self._key}) as client:
             try:

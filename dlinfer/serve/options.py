@@ -1,4 +1,4 @@
-"""Reads the options of ``lmdeploy serve api_server``: keeps the router's, refuses some, and passes on the rest."""
+"""Reads the options of ``lmdeploy serve api_server``: keeps those for the router, refuses some, passes on the rest."""
 
 import argparse
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ _REFUSED = {
     "--nnodes": ("replicas share nothing", _USE_SERVERS),
     "--dp": ("replicas are the data parallelism of dlinfer serve", _USE_SERVERS),
 }
-"""Option -> why several servers cannot use it, and the user's next step."""
+"""Option -> (why several servers cannot use it, the user's next step)."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The server's options.
+    """The options of LMDeploy's servers.
 
     host, port: the address for clients. passed: the options that every replica gets.
     """
@@ -46,7 +46,7 @@ class ServerOptions:
 
 
 def read(words: Sequence[str], several: bool) -> ServerOptions:
-    """Return the options of LMDeploy's server that are in ``words``, as the user typed them.
+    """Return the options of LMDeploy's server in ``words``, the words that the user typed.
 
     several: whether there is more than one server, on this machine or on others.
 

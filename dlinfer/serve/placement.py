@@ -1,4 +1,4 @@
-"""Divides this machine among replicas: each gets CPUs of one NUMA node, that node's memory and a number of threads.
+"""Divides this machine among replicas. A replica gets CPUs of one NUMA node, memory of that node, and threads.
 
 This module imports only the standard library.
 """
@@ -14,10 +14,10 @@ from dlinfer.serve.errors import ReplicaCountError
 
 @dataclass(frozen=True)
 class Placement:
-    """One replica's share of the machine.
+    """The share of the machine that one replica gets.
 
-    cpus: the logical CPUs that it may run on. threads: the number of threads of its kernels.
-    node: the NUMA node to allocate memory on first; None is any node.
+    cpus: the logical CPUs that the replica may run on. threads: the number of threads of its kernels.
+    node: the NUMA node to allocate memory on first. None means any node.
     """
 
     cpus: tuple[int, ...]
@@ -42,11 +42,12 @@ class Placement:
 def place(cores: Mapping[tuple[int, ...], int], quota: float | None, replicas: int | None) -> list[Placement]:
     """Return the placement of each replica.
 
-    cores: the logical CPUs of each usable core -> its NUMA node. quota: the number of CPUs that all replicas together
-    may keep busy; None is no limit. replicas: their number; None is one for each node.
+    cores: maps a core, written as the tuple of its logical CPUs, to its NUMA node. Only usable cores are in it.
+    quota: how many CPUs all replicas together may keep busy. None means no limit.
+    replicas: the number of replicas. None means one for each node.
 
-    Replicas are spread over the nodes, and those on one node share its cores evenly. With fewer replicas than nodes,
-    a replica gets several nodes. Raises ReplicaCountError if there are more replicas than cores.
+    Replicas are spread over the nodes. The replicas of a node share its cores evenly. With fewer replicas than nodes, a
+    replica gets several nodes. Raises ReplicaCountError if there are more replicas than cores.
     """
     nodes: dict[int, list[tuple[int, ...]]] = {}
     for core, node in cores.items():
@@ -76,7 +77,7 @@ def place(cores: Mapping[tuple[int, ...], int], quota: float | None, replicas: i
 
 
 def _parts(items: Sequence[Any], count: int) -> list[list[Any]]:
-    """Split items into ``count`` runs of nearly equal length, longer runs first."""
+    """Split items into ``count`` parts of consecutive items. Lengths differ by at most one; longer parts come first."""
     size, longer = divmod(len(items), count)
     ends = [size * at + min(at, longer) for at in range(count + 1)]
     return [list(items[begin:end]) for begin, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Runs one server: starts it, watches it, restarts it if it dies, and stops it once its requests are answered."""
+"""Runs one server: starts it, watches it, restarts it if it dies, and stops it after its last answer."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from dlinfer.serve.placement import Placement
 logger = logging.getLogger("dlinfer")
 
 _FAILED_STARTS = 3
-"""A replica is given up if it ends this many times in a row before its first answer, and no other replica serves."""
+"""The supervisor gives up if a replica ends this many times in a row before it answers, while no replica serves."""
 
 _LONGEST_PAUSE = 30.0
 _POLL_SECONDS = 0.5
@@ -33,9 +33,8 @@ _LOG_LINES = 30
 class Replica:
     """A server on its own port.
 
-    number: the replica's number, for logs. words: the server's command line. address: the host and port that it
-    listens on. placement: the CPUs and memory that it gets; None binds nothing. changed: called whenever ``state``
-    changes.
+    number: the replica's number, for logs. words: the server's command line. address: the host and port that it listens
+    on. placement: the CPUs and memory that it gets; None binds nothing. changed: called whenever ``state`` changes.
     """
 
     def __init__(
@@ -67,7 +66,8 @@ class Replica:
     async def run(self, alone: Callable[[], bool]) -> None:
         """Keep the server running until ``stop`` is called.
 
-        alone: returns whether no replica serves now. If so, this raises ReplicaStartError after several failed starts.
+        alone: returns whether no replica serves now. If this replica fails to start several times in a row while no
+        replica serves, ReplicaStartError is raised.
         """
         failed = 0
         while not self._ending:
@@ -101,9 +101,9 @@ class Replica:
         await self._end()
 
     async def restart(self, routed_away: float) -> None:
-        """Stop the server once its requests are answered, and start it again. Return when it answers.
+        """Stop the server after its last answer, and start it again. Return when it answers again.
 
-        routed_away: how many seconds to wait until no router sends this server new requests.
+        routed_away: seconds to wait before the stop. After them, no router sends this server new requests.
         """
         self._restarting = True
         self._came_up.clear()
@@ -152,7 +152,7 @@ class Replica:
             sys.stdout.flush()
 
     async def _until_ready(self, process: asyncio.subprocess.Process) -> bool:
-        """Wait until the server answers. Return False if its process ended before."""
+        """Wait until the server answers. Return False if its process ended before it answered."""
         while process.returncode is None:
             if await healthy(self.url):
                 return True

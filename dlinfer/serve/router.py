@@ -1,4 +1,4 @@
-"""Runs the router's process, and reads its administration interface."""
+"""Runs the router's process, and queries its administration interface."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _LOG_LINES = 20
 
 
 def find() -> str:
-    """Return the path of Envoy's program. Raises ServePackageError if it is not installed."""
+    """Return the path of the program Envoy. Raises ServePackageError if it is not installed."""
     beside = Path(sys.executable).with_name("envoy")
     path = str(beside) if beside.is_file() else shutil.which("envoy")
     if path is None:
@@ -26,7 +26,7 @@ def find() -> str:
 
 
 class Router:
-    """Envoy, as a process with its files in a folder.
+    """The router: a process of Envoy, with its files in ``folder``.
 
     listen: host and port for clients. control: the URL of the supervisor's own server.
     """
@@ -77,12 +77,12 @@ class Router:
         return False
 
     async def serves(self, url: str) -> bool:
-        """Return whether the router has found a server healthy, and so sends it requests."""
+        """Return whether the router knows the server as healthy. Only then does the router send it requests."""
         host, port = envoy.host_and_port(url)
         return f"replicas::{host}:{port}::health_flags::healthy" in await self._admin("GET", "/clusters")
 
     async def refuse(self) -> None:
-        """Accept no new connections. Running requests go on, and each connection is closed after its request."""
+        """Accept no new connections. Running requests go on. Each open connection is closed after its request."""
         await self._admin("POST", "/drain_listeners")
 
     async def unanswered(self) -> int:

@@ -1,7 +1,7 @@
 """Runs the replicas and the router, and handles signals.
 
 SIGTERM and SIGINT: refuse new requests, let running requests finish, then end. A second signal kills the replicas.
-SIGHUP: restart the replicas one after another, while the others serve.
+SIGHUP: restart the replicas one after another, while the other replicas serve.
 """
 
 import asyncio
@@ -36,10 +36,13 @@ _HOLD_SECONDS = 0.2
 class Supervisor:
     """Everything that ``dlinfer serve`` runs on this machine.
 
-    model: the model of every replica. options: the command's options. placements: one for each replica.
-    router_url: the URL of another machine's router, which sends requests to this machine; None runs a router here.
-    join_key: the secret that lets other machines join this machine's router, or, with ``router_url``, this machine join
-    that router. None: no other machine may join.
+    model: the model of every replica.
+    options: the options of LMDeploy's servers.
+    placements: one placement for each replica.
+    join_key: a secret. Without ``router_url``, other machines that know it may join this machine's router; None lets no
+        machine join. With ``router_url``, it lets this machine join the other machine's router.
+    router_url: the URL of a router on another machine, which sends requests to this machine. None: a router runs here,
+        if one is needed.
     """
 
     def __init__(
@@ -78,7 +81,10 @@ class Supervisor:
         return [sys.executable, "-m", "lmdeploy", "serve", "api_server", model, *self._options.passed, *where]
 
     async def run(self) -> None:
-        """Serve until a signal ends it. Raises the error of the replica, router or membership that cannot go on."""
+        """Serve until a signal ends the command.
+
+        If the router, the membership or all replicas fail, raise the error.
+        """
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         for which in (signal.SIGTERM, signal.SIGINT):
@@ -117,7 +123,7 @@ class Supervisor:
             self._ended.set_exception(error)
 
     def _changed(self) -> None:
-        """Send the router the servers that answer now."""
+        """Tell the router which servers accept requests now."""
         self._change.set()
         if self._router is not None and not self._stopping:
             self._router.send_to([*self._ready_urls(), *self._joined.seen])
@@ -201,7 +207,10 @@ _held: list[socket.socket] = []
 
 
 def _free(host: str, count: int) -> list[tuple[str, int]]:
-    """Return free addresses. The ports stay bound here, so that only a server with SO_REUSEADDR can listen on them."""
+    """Return free addresses.
+
+    Their ports stay bound here, so that only a server with SO_REUSEADDR can listen on them.
+    """
     for _ in range(count):
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

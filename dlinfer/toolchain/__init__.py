@@ -1,8 +1,8 @@
 """Toolchains: separate Python environments of an older CPython, with a vendor's compiler or runtime.
 
-If a vendor's packages exist only for an older Python, the vendor has a recipe (``Toolchain``, named in
-``Vendor.toolchain``). ``install`` creates the recipe's environment in the user's cache folder, and ``find`` returns it
-to the vendor's code. No other part of dlinfer needs an environment.
+Some packages of vendors exist only for an older Python. Such a vendor has a recipe (``Toolchain``) in
+``Vendor.toolchain``. ``install`` creates the environment of a recipe in the user's cache folder, and ``find`` returns
+its paths to the vendor's code. No other part of dlinfer needs an environment.
 """
 
 from dlinfer.toolchain.folder import Environment, State, find, folder, state

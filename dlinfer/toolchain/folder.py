@@ -10,7 +10,7 @@ from dlinfer.errors import ToolchainMissingError
 from dlinfer.toolchain.recipe import Toolchain
 
 STAMP = "dlinfer-toolchain.json"
-"""A file that ``install`` writes last: an environment without this file is unfinished."""
+"""The file that ``install`` writes last. An environment without this file is unfinished."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,17 @@ class Environment:
 
 @dataclass(frozen=True)
 class State:
-    """Whether an environment is installed. reason: its CPython version if installed, else why it does not count."""
+    """Whether an environment is installed. reason: its CPython version if it is installed, else why it is not."""
 
     installed: bool
     reason: str
 
 
 def root() -> Path:
-    """Return the folder of all environments: in the user's cache folder, so that all clones of dlinfer share it."""
+    """Return the folder of all environments.
+
+    It is in the user's cache folder, so that all copies of dlinfer share it.
+    """
     return settings.cache_folder() / "toolchains"
 
 
@@ -44,7 +47,7 @@ def folder(toolchain: Toolchain) -> Path:
 
 
 def environment(toolchain: Toolchain) -> Environment:
-    """Return the paths of a recipe's environment, which need not exist yet."""
+    """Return the paths of a recipe's environment, whether it exists or not."""
     place = folder(toolchain)
     packages = place / "lib" / f"python{toolchain.python}" / "site-packages"
     return Environment(place, place / "bin" / "python", place / "bin", packages)

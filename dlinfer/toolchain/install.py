@@ -15,19 +15,22 @@ from dlinfer.toolchain.interpreter import Interpreter, find_interpreter
 from dlinfer.toolchain.recipe import Toolchain
 
 Report = Callable[[str], None]
-"""A function that gets a line about the current step, about once a second; the line repeats while the step goes on."""
+"""A function that gets a line about the current step, about once a second. A step that takes long repeats its line."""
 
 _SECONDS = 3 * 3600.0
-"""The time limit of one step in seconds, enough for a download of a gigabyte on a slow line."""
+"""The time limit of one step in seconds. It is enough to download a gigabyte on a slow line."""
 
 
 def install(toolchain: Toolchain, report: Report = lambda line: None) -> Environment:
-    """Create a recipe's environment, unless it is installed already, and return its paths.
+    """Create the environment of a recipe, unless it is installed already. Return its paths.
 
-    This first removes an environment of another recipe or of an interrupted installation. If two processes install the
-    same toolchain at once, the second waits and uses the first one's environment.
+    report: gets lines about the progress.
 
-    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError. It then leaves no environment.
+    An environment of an older recipe, or of an interrupted installation, is removed first. If two processes install the
+    same toolchain at once, the second process waits and uses the first one's environment. If the installation fails,
+    its environment is removed.
+
+    Raises ToolchainInterpreterError, ToolchainDiskError and ToolchainInstallError.
     """
     with _locked(toolchain, report):
         if state(toolchain).installed:
@@ -53,7 +56,7 @@ def remove(toolchain: Toolchain) -> bool:
 
 
 def check_disk(toolchain: Toolchain, place: Path) -> None:
-    """Raise ToolchainDiskError if the disk of ``place`` has less free space than a recipe needs."""
+    """Raise ToolchainDiskError if the disk of ``place`` has less free space than the recipe needs."""
     free = shutil.disk_usage(place).free
     needed = toolchain.installed_bytes + toolchain.download_bytes
     if free < needed:
@@ -100,7 +103,7 @@ def _make(toolchain: Toolchain, interpreter: Interpreter, report: Report) -> Non
 
 
 def _install_packages(toolchain: Toolchain, target: Environment, downloads: Path, report: Report) -> None:
-    """Install all packages, without .pyc files, by one call of pip, because pip takes a second to start."""
+    """Install all packages, without .pyc files. One call of pip installs all, because pip takes a second to start."""
     count = len(toolchain.packages)
     begun = 0
 
@@ -123,7 +126,7 @@ def _run(
     on_line: Callable[[str], None] | None = None,
     **variables: str,
 ) -> None:
-    """Run a command. Raises ToolchainInstallError, with the command's last output lines, if it fails.
+    """Run a command. If it fails, raise ToolchainInstallError with the command's last output lines.
 
     beat: called about once a second. on_line: called with each output line. variables: environment variables to add.
     """
@@ -150,7 +153,10 @@ def _locked(toolchain: Toolchain, report: Report) -> Iterator[None]:
 
 
 def _remove(place: Path) -> None:
-    """Remove an environment, its stamp first. So an interrupted removal leaves an unfinished environment."""
+    """Remove an environment, its stamp first.
+
+    If the removal is interrupted, the environment then counts as unfinished.
+    """
     (place / STAMP).unlink(missing_ok=True)
     if place.exists():
         shutil.rmtree(place)

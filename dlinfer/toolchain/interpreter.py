@@ -19,16 +19,18 @@ _SECONDS = 30
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython. path: its executable. version: in full, such as "3.10.13"."""
+    """A CPython. path: the path of the executable. version: the full version, such as "3.10.13"."""
 
     path: str
     version: str
 
 
 def find_interpreter(version: str, toolchain: str) -> Interpreter:
-    """Return a CPython of ``version`` ("3.10") that can create environments.
+    """Return a CPython of ``version``, such as "3.10", that can create environments.
 
-    Each candidate is run once, because a pyenv shim may point to nothing and Debian's Python may lack venv. Raises
+    toolchain: its name, for the error.
+
+    Each candidate is run once, because a pyenv shim may point to nothing, and Debian's Python may lack venv. Raises
     ToolchainInterpreterError, which lists the candidates and why each is unusable.
     """
     faults = []
@@ -42,7 +44,10 @@ def find_interpreter(version: str, toolchain: str) -> Interpreter:
 
 
 def _candidates(version: str) -> Iterator[str]:
-    """Yield paths of executables that may be a CPython of this version, in order of preference, each path once."""
+    """Yield paths of executables that may be a CPython of this version, the preferred ones first.
+
+    No path occurs twice.
+    """
     seen = set()
     for path in (*_on_path(version), *_of_pyenv(version), *_of_uv(version)):
         if path not in seen:
@@ -73,7 +78,7 @@ def _of_uv(version: str) -> Iterator[str]:
 
 
 def _asked(path: str, version: str) -> Interpreter | str:
-    """Run an executable and return it as an Interpreter, or return why it is unusable."""
+    """Run an executable. Return an Interpreter, or a text: the reason why the executable is unusable."""
     answer = _run([path, "-I", "-c", _ASK])
     if answer is None:
         return "it cannot be run"

@@ -1,8 +1,8 @@
-"""Run a vendor's program, such as a compiler or an installer, and end it with everything that it started.
+"""Run a vendor's program, such as a compiler or an installer, and end it together with all processes that it started.
 
 A program runs in its own process group, so that Ctrl-C reaches only the caller. The program and all processes that it
-started are killed at the time limit, after an interrupt of the caller, by ``Stop``, and when the caller ends.
-``supervisor.py`` runs between the caller and the program and watches for the caller's end.
+started are killed in these cases: at the time limit, when the caller is interrupted, by ``Stop``, and when the caller
+ends. To notice the caller's end, the script ``supervisor.py`` runs between the caller and the program.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _BEAT = 1.0
 """The number of seconds between two calls of ``beat``."""
 _LINGER = 5.0
-"""The seconds to wait for output after the program's end: a process that left its group may hold the pipe open."""
+"""Seconds to wait for output after the program's end, because a process that left the group may hold the pipe open."""
 _KEPT = 40
-"""How many of a program's last output lines are kept."""
+"""The number of the last output lines of a program that are kept."""
 
 
 class ProcessFailedError(Exception):
@@ -51,12 +51,16 @@ def run(
     beat: Callable[[], None] | None = None,
     stop: "Stop | None" = None,
 ) -> list[str]:
-    """Run a program to its end and return its last output lines, those of standard error included.
+    """Run a program to its end. Return the last lines of its output, standard error included.
 
-    seconds: the time limit. folder, environment: of the program; None means the caller's.
-    log: a file that gets all output at once. on_line: called with each line. beat: called about once a second.
-    stop: ends the program from another thread. The program's standard input is empty. Raises ProcessFailedError if the
-    program fails or exceeds the limit, and StoppedError after ``stop.now``.
+    seconds: the time limit.
+    folder, environment: the program's working folder and environment variables. None means the caller's.
+    log: a file that gets all output as it comes.
+    on_line: called with each line of output. beat: called about once a second.
+    stop: lets another thread end the program.
+
+    The program's standard input is empty. Raises ProcessFailedError if the program fails or exceeds the time limit.
+    Raises StoppedError after ``stop.now``.
     """
     lines: deque[str] = deque(maxlen=_KEPT)
     late = False
@@ -85,13 +89,18 @@ def run(
 
 
 def own_environment(**changes: str) -> dict[str, str]:
-    """Return environment variables for another Python: ``changes``, and ours except those that select our packages."""
+    """Return environment variables for another Python: ours, without those that select Python packages, and
+    ``changes``.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
     return kept | changes
 
 
 class Stop:
-    """A switch that ends all programs that run with it. Any thread may use it; programs started later end at once."""
+    """A switch that ends all programs that run with it. Programs that start later end at once.
+
+    Any thread may use it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,7 +121,7 @@ class Stop:
 
     @contextlib.contextmanager
     def over(self, group: "_Group") -> Iterator[None]:
-        """Run a block during which ``now`` kills ``group``. Raises StoppedError if ``now`` was called."""
+        """Inside the ``with`` block, ``now`` kills ``group``. Raises StoppedError if ``now`` was called."""
         with self._lock:
             self._groups.add(group)
         try:
@@ -125,7 +134,7 @@ class Stop:
 
 
 class _Group:
-    """A program and all processes that it starts, in a process group and session of their own."""
+    """A program and all processes that it starts. They have their own process group and session."""
 
     def __init__(
         self, command: Sequence[str | Path], folder: Path | None, environment: Mapping[str, str] | None
@@ -148,7 +157,9 @@ class _Group:
         self._process = starter.start(started)
 
     def lines(self, end: float, beat: Callable[[], None] | None) -> Iterator[bytes | None]:
-        """Yield the program's output, line by line, until the program ends. At the time limit, yield None and stop.
+        """Yield the output of the program, line by line, until the program ends.
+
+        At the time limit, yield None and return.
 
         end: the time limit, on the clock of ``time.monotonic``. beat: called about once a second.
         """
@@ -184,7 +195,10 @@ class _Group:
             os.close(program)
 
     def kill(self) -> None:
-        """Kill the whole group. After ``wait``, do nothing, because the group's id may belong to other processes."""
+        """Kill the whole group.
+
+        After ``wait``, do nothing, because the group's id may belong to other processes by then.
+        """
         with self._lock:
             if self._status is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

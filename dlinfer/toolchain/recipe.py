@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The recipe of an environment. An environment from a recipe with other contents is out of date.
+    """The recipe of an environment. When the recipe changes, environments of the old recipe are out of date.
 
-    name: unique among vendors, and the name of the environment's folder. summary: one line for people.
+    name: unique among vendors; also the name of the environment's folder.
+    summary: one line for people.
     python: the CPython version that the packages exist for, such as "3.10".
     packages: every package with its version, such as "numpy==1.24.3". No resolver chooses versions, so that the same
         recipe always creates the same environment.
-    installed_bytes, download_bytes: disk space of the environment, and additional space during the installation.
-    files: relative path -> text of a file to write into site-packages: stubs for packages that are imported but
-        hardly used.
-    remove: glob patterns, relative to site-packages, of harmful files to delete.
+    installed_bytes: disk space of the environment. download_bytes: additional space during the installation.
+    files: relative path -> text of a file to write into site-packages. Such files are stubs for packages that are
+        imported but hardly used.
+    remove: glob patterns of harmful files to delete, relative to site-packages.
     check: Python code that must run without an error in the finished environment.
     """
 
@@ -33,6 +34,6 @@ class Toolchain:
 
     @property
     def digest(self) -> str:
-        """The hash of everything that the environment's contents depend on."""
+        """The hash of all parts of the recipe that the environment's contents depend on."""
         made_of = [self.python, self.packages, sorted(self.files.items()), self.remove, self.check]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
 """One thread that starts all worker processes and lives as long as this process.
 
-Each worker asks the kernel to kill it when its parent ends: prctl(2), PR_SET_PDEATHSIG (``child/serve.py``). The kernel
-counts the thread that started a worker as its parent. Threads that open engines may end early, so this thread starts
-the workers.
+Each worker asks the kernel to kill it when its parent ends: prctl(2), PR_SET_PDEATHSIG (``child/serve.py``). For the
+kernel, the parent of a worker is the thread that started it. A thread that opens an engine may end earlier than this
+process, which would kill the worker. So this thread starts the workers.
 """
 
 import os
@@ -20,9 +20,9 @@ _queue: _Queue | None = None
 
 
 def start(job: Callable[[], _Started]) -> _Started:
-    """Run ``job`` in the starter thread and return the process that it starts. Raises the errors of ``job``.
+    """Run ``job`` in the starter thread, and return the process that it starts. Raises the errors of ``job``.
 
-    If the caller is interrupted meanwhile, the interrupt is raised here, and the new process is killed.
+    If the caller is interrupted while it waits, the interrupt is raised here, and the new process is killed.
     """
     answer = _Answer()
     queue = _thread()
@@ -62,7 +62,7 @@ def _serve(queue: _Queue) -> None:
 class _Answer:
     """The result of a job.
 
-    It is no Future: an interrupt in the caller may leave a Future locked, and the starter thread would hang at it.
+    It is no Future: an interrupt of the caller may leave a Future locked, and the starter thread would then hang.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Answer:
 
 
 def _forget() -> None:
-    """Forget the starter thread in a forked child, which has none of its parent's threads."""
+    """Forget the starter thread. A forked child calls this, because it has none of its parent's threads."""
     global _lock, _queue
     _lock, _queue = threading.Lock(), None
 

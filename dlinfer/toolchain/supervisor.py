@@ -1,8 +1,10 @@
-"""A script that runs one program for ``process.run``, and kills its whole process group when the caller ends.
+"""A script that runs one program for ``process.run``, and kills the program's process group when the caller ends.
 
 ``python -I -S supervisor.py CALLER COMMAND...`` leads the process group of the program and all its children. CALLER is
-the caller's process id. Standard input is a pipe that nobody writes to, so its end means that the caller ended. A fork
-of the caller may hold the pipe open, so the kernel also sends SIGTERM when the caller ends.
+the caller's process id.
+
+Two things tell the script that the caller ended. Standard input is a pipe that nobody writes to and that ends with the
+caller. But a fork of the caller may hold the pipe open, so the kernel also sends SIGTERM when the caller ends.
 """
 
 import ctypes
@@ -59,7 +61,7 @@ def _end_as(status: int) -> None:
 
 
 def _at_end_of(parent: int, number: signal.Signals) -> None:
-    """Let the kernel send this process a signal when its parent ends for any reason: prctl(2)."""
+    """Let the kernel send this process the signal ``number`` when its parent ends for any reason: prctl(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()

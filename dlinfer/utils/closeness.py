@@ -1,4 +1,4 @@
-"""The closeness test of results against expected results, for samples, conformance, self-tests and export trials."""
+"""Compare results with expected results. Samples, conformance, self-tests and export trials use this test."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,15 @@ def difference(
     expected_is_wide: bool = False,
     code_steps: int = 0,
 ) -> str | None:
-    """Describe how results differ from the expected results; None if they are close.
+    """Return a text that says how results differ from the expected results; None if they are close.
 
     NaN and infinities must be in the expected places. Integers and bools must be equal. The comparison is made in
     float64, so it does not round.
 
     rtol, atol: floats are close if ``|actual - expected| <= atol + rtol * |expected|``.
-    expected_is_wide: expected floats are in float64, for results of any float dtype.
-    code_steps: how many steps 8-bit numbers (int8, uint8, float8) may be apart, instead of the tolerances. A value
-        halfway between two codes may be rounded to either.
+    expected_is_wide: expected floats are float64, whatever float dtype the results have.
+    code_steps: how many steps apart 8-bit numbers (int8, uint8, float8) may be. Above 0, it replaces the tolerances for
+        them: a value halfway between two 8-bit numbers may be rounded to either.
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"
@@ -47,7 +47,10 @@ def difference(
 
 
 def steps(codes: Tensor) -> Tensor:
-    """Return the position of 8-bit numbers among all of their dtype, int32: 0 is at 0, neighbours differ by 1."""
+    """Return the position of each 8-bit number among all numbers of its dtype, int32.
+
+    Zero has position 0, neighbours differ by 1.
+    """
     if not codes.is_floating_point():
         return codes.int()
     bits = codes.view(torch.int8).int()

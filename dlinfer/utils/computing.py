@@ -1,7 +1,8 @@
-"""Signals that a step of the model begins to compute in native code, so that other threads can run Python code.
+"""Tells a listener when a step of the model begins to compute in native code, so that other threads can run Python
+code.
 
-Code that computes calls ``begins``, which calls the listener of the same thread. If another thread takes Python's
-interpreter lock earlier, the step has to wait for the lock.
+Code that computes calls ``begins``, which calls the listener of the same thread. If another thread took Python's
+interpreter lock before, the step would have to wait for the lock.
 """
 
 import threading
@@ -17,7 +18,10 @@ _own = _OfThread()
 
 
 def listen(call: Callable[[], None]) -> None:
-    """Set the listener of this thread: ``call`` runs whenever a step begins to compute. An earlier one is replaced."""
+    """Set the listener of this thread: ``call`` runs whenever a step begins to compute.
+
+    It replaces an earlier listener.
+    """
     _own.call = call
 
 

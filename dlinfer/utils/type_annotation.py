@@ -1,7 +1,7 @@
 """Plain types that LMDeploy builds and passes to the MoE ops. LMDeploy relies on their names and fields.
 
-Source of the fields: LMDeploy 0.18, ``pytorch/backends/dlinfer/ascend/op_backend.py`` (construction) and
-``pytorch/backends/dlinfer/moe.py`` (the two fields set for each layer).
+The fields come from LMDeploy 0.18: ``pytorch/backends/dlinfer/ascend/op_backend.py`` builds the objects, and
+``pytorch/backends/dlinfer/moe.py`` sets two of the fields for each layer.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,11 @@ class MoeMetadata:
 
     max_tokens_across_dp, pad_size: token counts for exchanges that need equal sizes on all ranks.
     dp_size, tp_size, ep_size, tp_rank, ep_rank, tp_group, ep_group: the parallel layout.
-    moe_comm_type, moe_group_name: how ranks exchange tokens. x_active_mask: which tokens are no padding.
-    router_n_groups: the number of groups of experts, each with topk / router_n_groups chosen experts; below 1, none.
-    expert_ids_per_ep_rank: [num_experts], an expert's index on its rank; None without expert parallelism.
+    moe_comm_type, moe_group_name: how ranks exchange tokens.
+    x_active_mask: which tokens are no padding.
+    router_n_groups: the number of groups of experts. From each group, topk / router_n_groups experts are chosen. Below
+        1, there are no groups.
+    expert_ids_per_ep_rank: [num_experts], the index of each expert on its rank. None without expert parallelism.
     """
 
     max_tokens_across_dp: int = 0

@@ -23,7 +23,7 @@ from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 RANKS = (2, 3, 4)
 """The numbers of input dimensions to trace. 2: [tokens, size]. 3: [batch, tokens, size].
 
-4: inputs of norms over heads.
+4: inputs of norms of heads.
 """
 
 _LEADING = (3, 5, 7)

@@ -86,9 +86,9 @@ def optimize(model: nn.Module) -> Optimization:
 
     Replaced modules keep their class, their names and the tensors of their weights.
 
-    In some cases, a replaced module runs the forward of its class, under the fallback policy: in training, under
-    autocast, for inputs of another dtype than the weights, and after a change to its children. Calls that record
-    gradients raise InferenceOnlyError.
+    In some cases a replaced module runs the forward of its class, under the fallback policy. These cases are training,
+    autocast, inputs of another dtype than the weights, and a change to its children. Calls that record gradients raise
+    InferenceOnlyError.
 
     The result lists the replaced modules, and each module that was left unchanged, with the reason. Its ``undo()``
     restores the model.

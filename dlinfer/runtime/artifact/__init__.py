@@ -1,4 +1,4 @@
 """Artifacts: compiled graphs with their weights and interfaces, in memory and in files.
 
-Users and the command line write compiled graphs to a file, and sessions read them after a check of every part.
+Users write artifacts with ``Artifact.save``. Sessions read a file only after a check of every part.
 """

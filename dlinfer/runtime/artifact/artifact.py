@@ -1,4 +1,7 @@
-"""Artifacts in memory: a compiled graph and its weights, callable like the module. A Bundle holds several."""
+"""Artifacts in memory. An Artifact is a compiled graph and its weights, called like the module.
+
+A Bundle holds several.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +23,11 @@ from dlinfer.runtime.artifact.stage import Stage
 class Artifact:
     """The result of ``dlinfer.compile``. It shares the module's weights.
 
-    Only weights that torch holds lazily conjugated or negated are copied.
+    The exceptions are weights that torch holds lazily conjugated or negated: they are copied.
 
-    interface: one port for each tensor or number in (args, kwargs), and one for each output.
-    stored: the stage that ``save`` writes, or the reason, as text, why the artifact cannot be saved.
+    interface: one port for each tensor or number in the arguments (args, kwargs), and one for each output. A port
+        describes name, dtype, sizes and device.
+    stored: the stage that ``save`` writes. A text in its place is the reason why the artifact cannot be saved.
     """
 
     run: CompiledGraph
@@ -37,9 +41,12 @@ class Artifact:
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Write the artifact to a file that ``dlinfer.load`` opens on any machine: see docs/guides/artifacts.md.
 
-        The file appears whole or not at all. key: 32 bytes to encrypt the file with, from
-        ``dlinfer.runtime.artifact.sealing.new_key()``. Raises ArtifactStorageError if the graph holds something that a
-        file cannot store, and ArtifactNotFoundError if the file cannot be written.
+        The file appears whole or not at all.
+
+        key: 32 bytes to encrypt the file with, from ``dlinfer.runtime.artifact.sealing.new_key()``.
+
+        Raises ArtifactStorageError if the graph holds something that a file cannot store. Raises ArtifactNotFoundError
+        if the file cannot be written.
         """
         save({"forward": [self.stored]}, path, key)
 
@@ -62,12 +69,15 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Bundle:
-    """The result of ``dlinfer.bundle``. entries: name -> the artifacts of that entry, one for each set of sizes."""
+    """The result of ``dlinfer.bundle``. entries: name of an entry -> its artifacts, one for each range of sizes."""
 
     entries: Mapping[str, tuple[Artifact, ...]]
 
     def __getitem__(self, entry: str) -> Artifact:
-        """Return an entry's artifact, or the first of several. Raises SessionCallError for an unknown entry."""
+        """Return the artifact of an entry; of several artifacts, the first.
+
+        Raises SessionCallError for an unknown entry.
+        """
         if entry not in self.entries:
             raise SessionCallError(
                 what="entry", name=entry, detail=f"the entries are {', '.join(self.entries)}"
@@ -75,16 +85,19 @@ class Bundle:
         return self.entries[entry][0]
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
-        """Write the bundle to a file, as ``Artifact.save`` does; a tensor that several entries use is written once."""
+        """Write the bundle to a file, as ``Artifact.save`` does. A tensor that several entries use is written once."""
         save({name: [stage.stored for stage in stages] for name, stages in self.entries.items()}, path, key)
 
 
 def bundle(entries: Mapping[str, Artifact | Sequence[Artifact]]) -> Bundle:
     """Return several artifacts as one bundle: ``dlinfer.bundle({"prefill": a, "decode": b}).save(path)``.
 
-    A sequence of artifacts is one entry with several stages: the same inputs and outputs at different sizes. A run
-    takes the first stage that its inputs fit. Artifacts of one module share its weights, in the file and in a session.
-    They also share each buffer that they write, such as a KV cache.
+    Each name is an entry. Its value is one artifact or several, called the stages of the entry. All stages of an entry
+    have the same inputs and outputs, but accept different sizes. A run takes the first stage that accepts the sizes of
+    its inputs.
+
+    Artifacts of one module share its weights, in the file and in a session. They also share each buffer that they
+    write, such as a KV cache.
 
     Raises ArtifactStorageError if a name is no identifier, or if two stages of an entry differ in more than sizes.
     """
@@ -109,7 +122,7 @@ def _stages(name: str, artifacts: Artifact | Sequence[object]) -> tuple[Artifact
 
 
 def _names_and_dtypes(artifact: Artifact) -> object:
-    """Return the names and dtypes of inputs and outputs, which all stages of an entry must share."""
+    """Return the names and dtypes of an artifact's inputs and outputs. All stages of an entry must have the same."""
     stage = artifact.stored
     if isinstance(stage, str):
         return stage

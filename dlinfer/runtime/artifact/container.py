@@ -1,11 +1,13 @@
-"""The container of artifacts: a safetensors file of members, each a tensor of bytes, with a digest of every part.
+"""The file format of artifacts: a safetensors file of members, with a digest of every part.
 
-The last member holds the SHA-256 of the header and of every other member, so any damaged byte is noticed. The first
-member starts at a multiple of 64 bytes, so its tensors are used in place in a mapped file. The reader checks that
-names use a fixed alphabet and that members follow each other without gaps. No file can make the reader write to disk
-or allocate more memory than the file's length.
+A member is a tensor of bytes, such as a JSON text or all weights. The last member holds the SHA-256 of the header and
+of every other member, so any damaged byte is noticed. The first member starts at a multiple of 64 bytes, so that
+tensors can be used in place in a mapped file.
 
-Any safetensors reader opens a container. docs/guides/artifacts.md describes the members.
+A malicious file cannot make the reader write to disk, or allocate more memory than the file's length. The reader checks
+that names use a fixed alphabet and that members follow each other without gaps.
+
+Any safetensors reader can open the file. docs/guides/artifacts.md describes the members.
 """
 
 import hashlib
@@ -38,7 +40,7 @@ _LENGTH = struct.Struct("<Q")
 _OLD_END = re.compile(rb"dlinfer-artifact [0-9a-f]{64}")
 _LARGEST_JSON = 1 << 28
 _COARSEST_STEP = 2_000_000_000
-"""The coarsest resolution of file times, in nanoseconds: FAT stores them in steps of two seconds."""
+"""The coarsest resolution of file times, in nanoseconds. FAT stores file times in steps of two seconds."""
 
 
 # --- writing
@@ -46,7 +48,7 @@ _COARSEST_STEP = 2_000_000_000
 
 @dataclass(frozen=True)
 class Member:
-    """The contents of a member. chunks: its bytes in parts; size: their total number of bytes."""
+    """The contents of a member. chunks: the bytes, in parts. size: the number of bytes of all chunks."""
 
     size: int
     chunks: Iterable[Buffer]
@@ -94,7 +96,10 @@ def _entry(offset: int, size: int) -> Json:
 
 @contextmanager
 def written_whole(path: Path) -> Generator[IO[bytes]]:
-    """Open a file to write. It appears at ``path`` when the block ends, and never if the block raises."""
+    """Open a temporary file to write.
+
+    It gets the name ``path`` when the block ends, and is removed if the block raises.
+    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         with open(beside, "xb") as stream:
@@ -117,7 +122,7 @@ def written_whole(path: Path) -> Generator[IO[bytes]]:
 class MappedFile:
     """A mapped file, held open. If another process writes into the file, the mapping shows the write.
 
-    If the file is replaced, as ``written_whole`` does, the mapping keeps the old contents.
+    If another process replaces the file, as ``written_whole`` does, the mapping keeps the old contents.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,11 +143,12 @@ class MappedFile:
 
 @dataclass
 class Container:
-    """A container that was checked from end to end.
+    """The members of an artifact file, after a check of the whole file.
 
-    members: name -> the member's contents, not copied. They are a view of the bytes in memory, or of a private mapping
-    of ``file``: writes to that mapping stay in this process.
-    manifest: the parsed JSON of the manifest. digests: name -> SHA-256, of the header and of each member.
+    members: name -> contents. The contents are not copied: they are a view of the bytes in memory, or of a private
+        mapping of ``file``. Writes to that mapping stay in this process.
+    manifest: the parsed JSON of the member manifest.json.
+    digests: name -> SHA-256, of the header and of each member.
     """
 
     source: str
@@ -152,10 +158,10 @@ class Container:
     file: MappedFile | None
 
     def check_unchanged(self, *, contents: bool = False) -> None:
-        """Raise ArtifactCorruptError if the file's size or times changed since it was opened.
+        """Raise ArtifactCorruptError if the size or the times of the file changed since it was opened.
 
-        contents: also compare the digests of all members, if the file was so new when it was opened that a later write
-        may show the same time.
+        contents: whether to compare the digests of all members, too. This happens only if the file was so new when it
+        was opened that a later write may have the same time.
         """
         if self.file is None:
             return
@@ -181,7 +187,7 @@ class Container:
 
 
 def open_container(origin: Path | Buffer, source: str, key: bytes | str | None = None) -> Container:
-    """Decrypt, check and open a container from a file or from memory.
+    """Open an artifact file, or an artifact's bytes in memory: decrypt it, and check it from end to end.
 
     source: the artifact's name in errors. key: see ``sealing.unsealed``.
     Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactKeyError, ArtifactVersionError.
@@ -210,9 +216,9 @@ def open_container(origin: Path | Buffer, source: str, key: bytes | str | None =
 
 
 def _checked(whole: memoryview) -> tuple[dict[str, memoryview], dict[str, bytes]]:
-    """Return two dicts: name -> contents (not copied), and name -> digest.
+    """Check all bytes of an artifact. Return name -> contents (not copied), and name -> digest.
 
-    Raises CodecError; a malformed header may raise other errors.
+    Raises CodecError. For a malformed header, it may raise other errors.
     """
     if len(whole) < _LENGTH.size:
         raise CodecError("it is shorter than an artifact's header")

@@ -1,6 +1,7 @@
-"""Artifacts as files: the stages as JSON, and each weight once.
+"""Write and read artifact files. A file holds the stages as JSON, and each weight once.
 
-The reader checks every part, and unpickles and runs nothing. docs/guides/artifacts.md describes the format.
+The reader checks every part. It unpickles nothing and runs no code of the file. docs/guides/artifacts.md describes the
+format.
 """
 
 import json
@@ -42,10 +43,12 @@ _WEIGHTS = "weights.bin"
 def save(
     entries: Mapping[str, Sequence[Stage[torch.Tensor] | str]], path: str | Path, key: bytes | None
 ) -> None:
-    """Write entries, each with its stages, to one file. Tensors that several stages share are written once.
+    """Write entries and their stages to one file. Tensors that several stages share are written once.
 
-    A text in place of a stage is the reason why it cannot be stored. Raises ArtifactStorageError for such a text or a
-    tensor that cannot be stored, and ArtifactNotFoundError if the file cannot be written.
+    entries: name of an entry -> its stages. A text in place of a stage is the reason why the stage cannot be stored.
+
+    Raises ArtifactStorageError for such a text, and for a tensor that cannot be stored. Raises ArtifactNotFoundError if
+    the file cannot be written.
     """
     table = TensorTable()
     manifest_stages: list[Json] = []
@@ -90,7 +93,7 @@ def save(
 
 @dataclass(frozen=True)
 class ReadArtifact:
-    """An artifact from a checked file. stages: entry -> its stages, in order."""
+    """An artifact from a file that was checked. stages: name of an entry -> its stages, in order."""
 
     stages: Mapping[str, Sequence[Stage[int]]]
     tensors: TensorFile
@@ -104,7 +107,7 @@ class ReadArtifact:
 
 
 def read(origin: str | Path | Buffer, *, key: bytes | str | None = None) -> ReadArtifact:
-    """Check an artifact from a file or from memory and read all but its weights.
+    """Check an artifact, in a file or in memory, and read all of it but the weights.
 
     key: 32 bytes, or the name of a registered decryption (``sealing.register_decryption``).
     Raises ArtifactNotFoundError, ArtifactCorruptError, ArtifactVersionError, ArtifactKeyError.

@@ -1,4 +1,4 @@
-"""Loading: read a stage from an artifact file, and lower it through its engine, so that it can run."""
+"""Load a stage: read its graph from an artifact file, and let its engine compile it."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,12 +27,12 @@ from dlinfer.runtime.options import SessionOptions
 
 @dataclass
 class LoadedStage:
-    """A stage that can run once ``weights`` are set. It is called with the bound inputs and returns all results.
+    """A stage, which can run once ``weights`` are set. It is called with the bound inputs, and returns all results.
 
-    results: (name, port) of each result; the port is None for a result that is no tensor.
-    numbers: for each weight, its index among the file's tensors. written: the indices of the weights that the graph
-    writes.
-    lock: held during each run. Stages that must not run at once share a lock.
+    results: (name, port) of each result. The port is None for a result that is no tensor.
+    numbers: for each weight, its index among the tensors of the file.
+    written: the indices, among the tensors of the file, of the weights that the graph writes.
+    lock: held during each run. Stages that must not run at the same time share a lock.
     """
 
     interface: Interface
@@ -49,11 +49,14 @@ class LoadedStage:
 
 
 def load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> LoadedStage:
-    """Lower the graph of a stage through its engine. The caller then sets the stage's weights.
+    """Rebuild the graph of a stage, and let the engine compile it. The caller then sets ``weights`` of the result.
 
-    Raises ArtifactCorruptError, EngineUnavailableError, and CompileOptionError for options that the engine lacks.
-    Raises TorchStateChangedError if the graph needs another default dtype, and CaptureError if the engine adds a guard
-    that calls cannot check. Raises GraphFallbackError under the fallback policy ``error``.
+    Raises ArtifactCorruptError if the graph is malformed.
+    Raises EngineUnavailableError if the engine is missing or cannot run here.
+    Raises CompileOptionError if the engine does not have one of the options.
+    Raises TorchStateChangedError if torch's default dtype is not the one that the graph was compiled with.
+    Raises CaptureError if the engine, while it compiled, added a guard on sizes that a call of the stage cannot check.
+    Raises GraphFallbackError under the fallback policy ``error``.
     """
     return run_plain(_load_stage, (artifact, stage, options))
 
@@ -89,7 +92,7 @@ def _load_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptio
 
 
 def read_stage(artifact: ReadArtifact, stage: Stage[int], options: SessionOptions) -> ReadGraph:
-    """Rebuild the graph of a stage and run every op on fake tensors. Raises ArtifactCorruptError if that fails."""
+    """Rebuild the graph of a stage and run every op on fake tensors. Raises ArtifactCorruptError if an op fails."""
     try:
         with refuse_malformed():
             numbers = range(stage.graph["weights"], len(stage.tensors))

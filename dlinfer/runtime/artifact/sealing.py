@@ -1,9 +1,11 @@
-"""Encrypted artifacts: AES-256-GCM over numbered frames of the container, or a decryption function of the user.
+"""Encrypted artifacts: built-in AES-256-GCM, or a decryption function of the user.
 
-A sealed file is a header, an empty frame that only checks the key, and frames of one MiB. A frame ends with its tag.
-A frame's nonce holds the file's random prefix, the frame's number and whether it is the last frame. Each tag also
-covers the header. So no frame can be altered, dropped, repeated, moved or taken from another file, and a file cannot
-end early. Sealed files are written as a stream and decrypted into memory, never to disk.
+The built-in encryption must notice every change, even if frames as a whole are dropped, repeated, moved or taken from
+another file, or if the file ends early. So a sealed file is a header, an empty frame that only checks the key, and
+frames of one MiB. Each frame ends with its tag, and each tag also covers the header. The nonce of a frame holds a
+random prefix of the file, the frame's number and whether the frame is the last.
+
+Sealed files are written as a stream. They are decrypted into memory, never to disk.
 """
 
 import os
@@ -30,12 +32,15 @@ _MAGIC = b"dlinfer-sealed-1"
 _HEADER = struct.Struct(">16s7s9x")  # magic bytes, the nonces' prefix, padding: 32 bytes
 _TAG = 16
 _KEY_CHECK = 0xFFFFFFFF
-"""The number of the empty frame after the header. Its tag shows whether the key is wrong or the file damaged."""
+"""The number of the empty frame after the header.
+
+If the tag of this frame is wrong, the key is wrong; if only other tags are wrong, the file is damaged.
+"""
 
 Buffer = bytes | bytearray | memoryview | mmap
 
 Decrypt = Callable[[bytes, bytes | None], object]
-"""A function that takes a file's bytes and the registered key, and returns the bytes of an artifact."""
+"""A function that takes the bytes of a file and the registered key, and returns the bytes of an artifact."""
 
 _registered: dict[str, tuple[Decrypt | None, bytes | None]] = {}
 
@@ -44,11 +49,12 @@ _registered: dict[str, tuple[Decrypt | None, bytes | None]] = {}
 
 
 def register_decryption(name: str, function: Decrypt | None = None, key: bytes | None = None) -> None:
-    """Let ``dlinfer.load(path, key=name)`` decrypt with a function and a key of your own.
+    """Let ``dlinfer.load(path, key=name)`` decrypt with a function and a key of the caller.
 
-    function: takes the file's bytes and ``key``, and returns the bytes of an artifact. It raises if the key is wrong.
-        None means the built-in AES-256-GCM with a ``key`` of 32 bytes.
-    An earlier decryption under the same ``name`` is replaced.
+    function: takes the bytes of the file and ``key``, and returns the bytes of an artifact. It raises an error if the
+    key is wrong. None means the built-in AES-256-GCM with a ``key`` of 32 bytes.
+
+    An earlier decryption with the same ``name`` is replaced.
     """
     if function is None:
         _cipher(key, f"of the decryption {name!r}")
@@ -98,9 +104,9 @@ def _nonce(header: bytes, number: int, last: bool) -> bytes:
 
 
 class SealedWriter:
-    """A stream that encrypts what is written to it, and writes the result to another stream in frames.
+    """A stream that encrypts the data written to it, and writes the encrypted frames to another stream.
 
-    ``close`` writes the last frame, without which the file cannot be read. It leaves the other stream open.
+    ``close`` writes the last frame; without it, the file cannot be read. ``close`` leaves the other stream open.
     """
 
     def __init__(self, stream: IO[bytes], key: bytes) -> None:
@@ -134,10 +140,11 @@ class SealedWriter:
 
 
 def unsealed(data: Buffer, key: bytes | str | None, source: str) -> Buffer:
-    """Return ``data`` decrypted; without a key, return unencrypted data as it is.
+    """Return ``data`` decrypted. Data that is not encrypted is returned as it is, if no key is passed.
 
     key: 32 bytes, or the name of a registered decryption. source: the artifact's name in errors.
-    Raises ArtifactKeyError if the key is missing or wrong, and ArtifactCorruptError if frames were altered.
+    Raises ArtifactKeyError if the key is missing or wrong. Raises ArtifactCorruptError if frames were altered, or if a
+    key is passed for data that is not encrypted.
     """
     if isinstance(key, str):
         function, registered_key = _decryption(key, source)

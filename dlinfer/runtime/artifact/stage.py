@@ -1,4 +1,4 @@
-"""A stage: one compiled graph in an artifact, as plain data and the tensors that the graph reads."""
+"""A stage: one compiled graph of an artifact, as plain data, with the tensors that the graph reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +23,15 @@ T = TypeVar("T", torch.Tensor, int)
 
 @dataclass(frozen=True)
 class Stage(Generic[T]):
-    """One graph of an entry, for the sizes that its interface allows.
+    """One graph of an entry. It accepts the sizes that ``interface`` allows.
 
-    engine_options: the options of the engine that are stored in files. small_regions: whether the engine also compiles
-    small regions. eager_ops: the ops that always run eagerly.
-    requirement: the settings of torch that the graph depends on. graph: the graph as JSON.
-    tensors: the graph's weights, then its constants. A stage from a file has indices among the file's tensors instead.
-    results: the names of all results. Results that are tensors are also the interface's outputs.
+    engine_options: those options of the engine that files store.
+    small_regions: whether the engine also compiles small regions of the graph.
+    eager_ops: the ops that always run eagerly.
+    requirement: the settings of torch that the graph depends on.
+    graph: the graph as JSON.
+    tensors: the graph's weights, then its constants. In a stage from a file, indices among the tensors of the file.
+    results: the names of all results. Results that are tensors are also outputs of ``interface``.
     entry: the name of the stage's entry in a file.
     """
 
@@ -49,7 +51,10 @@ class Stage(Generic[T]):
 def stage_of(
     exported: Exported, interface: Interface, engine: Engine, options: CompileOptions, model: str
 ) -> Stage[torch.Tensor] | str:
-    """Return a graph, after its passes ran, as a stage. If it cannot be stored, return the reason as text."""
+    """Return a graph as a stage, or a text: the reason why the graph cannot be stored.
+
+    The passes must have run on the graph.
+    """
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in exported.weights):
         return "a weight is a tensor subclass"
     graph_module = exported.captured.graph_module
@@ -73,9 +78,11 @@ def stage_of(
 
 
 def with_guards(interface: Interface, mode: FakeTensorMode, names: Mapping[object, str]) -> Interface:
-    """Return the interface with the guards on sizes that the engine added while it compiled.
+    """Return the interface together with the guards on sizes that the engine added while it compiled.
 
-    names: symbol -> its name in the interface. Raises CaptureError if a call cannot check one of the guards.
+    mode: the fake mode with these guards. names: symbol -> its name in the interface.
+
+    Raises CaptureError if a call cannot check one of the guards.
     """
     try:
         added = conditions_of(mode, names)

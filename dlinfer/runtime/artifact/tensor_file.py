@@ -1,4 +1,4 @@
-"""The weights of an artifact, in one member. The member keeps each tensor's memory layout, so readers need no copy."""
+"""The weights of an artifact, in one member. The member keeps each tensor's strides, so that readers need no copy."""
 
 import ctypes
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,14 +23,17 @@ PLAIN_DTYPES = frozenset(
         *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split(),
     )
 )
-"""The dtypes that a tensor in a file may have: an element takes one byte or several, never a part of one."""
+"""The dtypes that a tensor in a file may have. An element of each takes whole bytes, never a part of a byte."""
 
 _CHUNK = 1 << 24
 
 
 @dataclass
 class TensorTable:
-    """The tensors to write. Tensors that overlap in memory overlap in the file, so shared memory is written once."""
+    """The tensors to write.
+
+    Tensors that overlap in memory overlap in the file, so that shared memory is written once.
+    """
 
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     _known: dict[tuple[int, Layout], int] = field(default_factory=dict[tuple[int, Layout], int])
@@ -51,7 +54,7 @@ class TensorTable:
         return number
 
     def offsets(self) -> dict[int, int]:
-        """Return tensor index -> byte offset in the member, sorted as the tensors lie in the member."""
+        """Return tensor index -> byte offset in the member. The order is the order of the tensors in the member."""
         spans = [(tensor.data_ptr(), Layout.of(tensor).span, str(tensor.device)) for tensor in self.tensors]
         offsets: dict[int, int] = {}
         end = 0
@@ -77,7 +80,7 @@ class TensorTable:
         ]
 
     def member(self, offsets: Mapping[int, int]) -> Member:
-        """Return the member that holds the tensors. Its chunks are copied from the devices a few MiB at a time."""
+        """Return the member that holds the tensors. Its chunks are copied from the devices 16 MiB at a time."""
         ends = (offset + Layout.of(self.tensors[number]).span for number, offset in offsets.items())
         return Member(max(ends, default=0), self._chunks(offsets))
 
@@ -94,9 +97,10 @@ class TensorTable:
 
 
 def overlapping(spans: Sequence[tuple[int, int, str]]) -> list[list[int]]:
-    """Return the indices of memory spans (start, bytes, device), grouped by overlap.
+    """Return the indices of ``spans`` in groups. Spans in a group overlap; spans of different groups do not.
 
-    A group is sorted by start. Groups come in the order of their lowest index.
+    spans: (start, number of bytes, device) of each span of memory. A group is sorted by start. The groups are sorted by
+    their lowest index.
     """
     groups = [[index] for index, (_, size, _) in enumerate(spans) if not size]
     taken = [index for index, (_, size, _) in enumerate(spans) if size]
@@ -128,12 +132,16 @@ def read_layouts(items: Json) -> list[tuple[Layout, int]]:
 
 
 class TensorFile:
-    """The tensors of an artifact from a file. CPU tensors use the file's memory; others are copied to their device."""
+    """The tensors of an artifact from a file. CPU tensors use the file's memory.
+
+    Other tensors are copied to their device.
+    """
 
     def __init__(self, placed: Sequence[tuple[Layout, int]], container: Container, member: str) -> None:
-        """Check the layouts of the tensors in one member. placed: (layout, offset in the member) of each tensor.
+        """Check that the tensors lie inside a member and are aligned.
 
-        Raises ArtifactCorruptError for a tensor that is misaligned or ends beyond the member.
+        placed: (layout, offset in the member) of each tensor. Raises ArtifactCorruptError for a tensor that is
+        misaligned or ends beyond the member.
         """
         self.layouts = [layout for layout, _ in placed]
         self.container = container
@@ -148,7 +156,10 @@ class TensorFile:
         self._blocks = overlapping([(offset, layout.span, str(layout.device)) for layout, offset in placed])
 
     def tensor(self, number: int) -> torch.Tensor:
-        """Return a tensor, which callers must not write; ``copies`` returns tensors that may be written."""
+        """Return the tensor with this index.
+
+        Callers must not write it: ``copies`` returns tensors that may be written.
+        """
         if number not in self._tensors:
             layout, start = self.layouts[number], self._offsets[number]
             memory = self._bytes(start, start + layout.span)
@@ -156,9 +167,9 @@ class TensorFile:
         return self._tensors[number]
 
     def copies(self, written: Collection[int]) -> dict[int, torch.Tensor]:
-        """Return index -> copy, for the tensors ``written`` and all that overlap them.
+        """Return index -> copy, for the tensors with the indices ``written`` and for all tensors that overlap them.
 
-        The copies overlap in the same way as the tensors.
+        The copies overlap each other as the tensors do.
         """
         copies: dict[int, torch.Tensor] = {}
         for numbers in self._blocks:
@@ -183,7 +194,7 @@ def _laid_out(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _writable(memory: memoryview) -> memoryview:
-    """Return the same memory, not marked as read-only: for a read-only buffer, torch would warn."""
+    """Return the same memory, not marked as read-only, because torch warns about read-only buffers."""
     if not memory.readonly or not len(memory):
         return memory
     array = numpy.frombuffer(memory, numpy.uint8)

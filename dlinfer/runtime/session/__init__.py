@@ -1,4 +1,5 @@
-"""Sessions: load an artifact, run it by the names of its inputs and outputs, measure runs and describe the artifact.
+"""Sessions: load an artifact, run it, measure its runs and describe its inputs and outputs.
 
-A run takes a dict of arrays and returns a dict of arrays. The qaic vendor's session uses these sessions.
+A run takes a dict of arrays by the names of the inputs, and returns a dict of arrays. The session of the qaic vendor is
+built on these sessions.
 """

@@ -15,14 +15,17 @@ def array_of(value: object) -> Array | None:
 
 
 def torch_may_use(array: Array) -> bool:
-    """Return whether a tensor may share the array's memory: it must be writable, without negative strides."""
+    """Return whether a tensor may share the memory of a numpy array.
+
+    The array must be writable, without negative strides.
+    """
     return array.flags.writeable and all(stride >= 0 for stride in array.strides)
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """Return a tensor that shares the array's memory, or a copy if ``torch_may_use`` is false for the array.
+    """Return a tensor that shares the array's memory. If ``torch_may_use`` is false, return a copy.
 
-    Raises TypeError or ValueError if torch lacks the dtype or its byte order.
+    Raises TypeError or ValueError if torch has no such dtype, or does not have its byte order.
     """
     array = array if torch_may_use(array) else array.copy()
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType] - untyped in torch's stub

@@ -1,4 +1,4 @@
-"""Asynchronous runs: a queue with one worker thread, which takes jobs in the order of their submission."""
+"""Asynchronous runs: a queue of jobs and one worker thread, which runs the jobs in the order of their submission."""
 
 import threading
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class AsyncRuns:
 
 
 def _error_of(run: Run) -> BaseException | None:
-    """Wait for a job and return its error; None if the job succeeded or its caller cancelled it."""
+    """Wait for a job and return its error. Return None if the job succeeded or was cancelled."""
     try:
         return run.exception()
     except CancelledError:

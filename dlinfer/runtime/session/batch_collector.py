@@ -12,10 +12,10 @@ from dlinfer.runtime.session.arrays import Array, array_of, tensor_of
 
 
 class BatchCollector:
-    """A batch as one tensor that is filled sample by sample. Several threads may collect at once.
+    """A batch as one tensor, which is filled sample by sample. Several threads may collect at once.
 
     If ``tensor`` is a session's own input (``session.get_input_tensor``), the next run reads the collected samples.
-    This class is the counterpart of MegEngine Lite's TensorBatchCollector.
+    MegEngine Lite's class for the same purpose is TensorBatchCollector.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class BatchCollector:
 
     @property
     def free_ids(self) -> list[int]:
-        """Return the ids of the free samples, lowest first."""
+        """Return the ids of the free places, lowest first."""
         with self._lock:
             return sorted(self._free)
 
     def collect(self, array: object) -> int:
         """Copy a sample into the first free place and return the place's id.
 
-        array: a numpy array or torch tensor; its shape is the batch's shape without the first dimension. Raises
-        BatchCollectorError if no place is free or the sample's shape or dtype does not fit.
+        array: a numpy array or torch tensor. Its shape is the batch's shape without the first dimension. Raises
+        BatchCollectorError if no place is free, or if the sample has another shape or dtype than the batch.
         """
         sample = self._sample(array)
         batch_id = self._take()
@@ -123,7 +123,10 @@ class BatchCollector:
             return batch_id
 
     def _sample(self, value: object) -> torch.Tensor:
-        """Return ``value`` as a tensor without a copy. Raises BatchCollectorError if it does not fit the batch."""
+        """Return ``value`` as a tensor without a copy.
+
+        Raises BatchCollectorError if its shape or dtype is not the batch's.
+        """
         array = array_of(value)
         try:
             sample = value if array is None else tensor_of(array)

@@ -16,8 +16,9 @@ USUAL_RUNS = 40
 
 
 class BenchmarkResult(NamedTuple):
-    """The result of a benchmark: inf_completed runs took inf_time seconds, at inf_rate runs per second.
+    """The result of a benchmark.
 
+    inf_completed: the number of runs. inf_rate: runs per second. inf_time: seconds of all runs together.
     batch_size: the first dimension of the first input tensor.
     """
 
@@ -30,9 +31,9 @@ class BenchmarkResult(NamedTuple):
 def benchmark(
     stage: LoadedStage, values: Sequence[object], num_inferences: int | None, inf_time: float | None
 ) -> tuple[BenchmarkResult, "array[float]"]:
-    """Run a stage repeatedly after a warm-up run; return the result, and each run's latency in seconds.
+    """Run a stage once to warm up, then repeatedly. Return the result, and the latency of each run in seconds.
 
-    num_inferences: how many runs; inf_time: for how many seconds. Without either, 40 runs. Raises SessionCallError if
+    num_inferences: how many runs. inf_time: for how many seconds. If both are None, 40 runs. Raises SessionCallError if
     both are set, or if one is not a positive number.
     """
     runs = _runs(num_inferences, inf_time)
@@ -55,7 +56,7 @@ def benchmark(
 
 
 def _runs(num_inferences: object, inf_time: object) -> float:
-    """Return the number of runs, infinite if ``inf_time`` is the limit. Raises SessionCallError for bad limits."""
+    """Return the number of runs; infinity if ``inf_time`` is the limit. Raises SessionCallError for wrong limits."""
     if inf_time is None:
         runs = USUAL_RUNS if num_inferences is None else num_inferences
         if type(runs) is int and runs >= 1:
@@ -72,7 +73,10 @@ def _runs(num_inferences: object, inf_time: object) -> float:
 
 
 def random_inputs(interface: Interface, seed: int = 0) -> dict[str, torch.Tensor | int]:
-    """Return random inputs of the sizes that the graph was compiled with: normal floats, integers 0 and 1."""
+    """Return random inputs: normal floats, and integers 0 and 1.
+
+    The sizes are those of the example call at compilation.
+    """
     generator = torch.Generator().manual_seed(seed)
     sizes = {name: interface.usual(name) for name in interface.symbols}
     return {port.name: _random(port, sizes, generator) for port in interface.inputs}

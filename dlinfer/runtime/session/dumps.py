@@ -1,4 +1,4 @@
-"""Write inputs and outputs of runs to disk, as text for people and as .npy files for programs."""
+"""Write inputs and outputs of runs to disk: as text for people, and as .npy files for programs."""
 
 import threading
 from collections.abc import Mapping
@@ -11,7 +11,10 @@ from dlinfer.runtime.session.arrays import Array
 
 
 class Dumps:
-    """Writes each run to ``text`` and ``folder``, if they are set. Runs are numbered from 0 in the order of ending."""
+    """Writes each run to the file ``text`` and the folder ``folder``, if they are set.
+
+    Runs are numbered as they end, from 0.
+    """
 
     def __init__(self) -> None:
         self.text: Path | None = None
@@ -47,7 +50,7 @@ class Dumps:
 
 
 def _array(value: object) -> tuple[Array, str]:
-    """Return a value as an array that numpy can write, and the name of the value's original dtype."""
+    """Return a value as an array that numpy can write, and the name of the dtype that the value had before."""
     if not isinstance(value, torch.Tensor):
         array = numpy.asarray(value)
         return array, str(array.dtype)

@@ -1,6 +1,7 @@
-"""Queries of a session that work before ``setup``: entries, stages, inputs, outputs, and the session's own tensors.
+"""Queries that a session answers even before ``setup``: entries, stages, inputs, outputs, and the session's own
+tensors.
 
-Method names and indexes follow Sophgo's ``sail.EngineLLM``, which calls an entry a graph.
+Names of methods, and indexes, follow Sophgo's ``sail.EngineLLM``. Where sail says graph, this module says entry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ Tensors = dict[int, torch.Tensor]
 
 
 class Introspection:
-    """The part of a Session that describes its entries. It reads the interface of each entry's stages."""
+    """The methods of a Session that describe its entries. They read the interface of each entry's stages."""
 
     devices: list[torch.device]
     options: SessionOptions
@@ -27,7 +28,7 @@ class Introspection:
     _memory: RuntimeMemory
 
     def signature(self, entry: str | None = None, stage: int = 0) -> Interface:
-        """Return the inputs and outputs of an entry. ``entry`` may be omitted if there is only one."""
+        """Return the inputs and outputs of an entry's stage. ``entry`` may be omitted if the artifact has only one."""
         name = self._entry(entry)
         stages = self._signatures[name]
         if type(stage) is not int or not 0 <= stage < len(stages):
@@ -138,25 +139,25 @@ class Introspection:
         return 1.0
 
     def model_input_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """Return name -> (sizes as ``get_input_shape`` returns them, numpy's name of the dtype) for each input."""
+        """Return, for each input, name -> (sizes as ``get_input_shape`` returns them, numpy's name of the dtype)."""
         return _shapes_and_dtypes(self.signature(entry).inputs)
 
     def model_output_shape_dict(self, entry: str | None = None) -> dict[str, tuple[list[int], str]]:
-        """Return name -> (sizes as ``get_output_shape`` returns them, numpy's name of the dtype) for each output."""
+        """Return, for each output, name -> (sizes as ``get_output_shape`` returns them, numpy's name of the dtype)."""
         return _shapes_and_dtypes(self.signature(entry).outputs)
 
     # --- the session's own tensors
 
     def get_input_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor, for each input or only for ``tensor_name``.
+        """Return index -> the session's own tensor, for each input or, if set, only for the input ``tensor_name``.
 
-        Each tensor has the highest sizes of its input. Pass one of them, or its view from ``io_tensor``, as an input,
-        and the run does not copy it. The result is empty if ``get_addr_mode`` returns 0.
+        Each tensor has the highest sizes of its input. A run does not copy an input that is one of these tensors, or a
+        view from ``io_tensor``. The result is empty if ``get_addr_mode`` returns 0.
         """
         return self._own(entry, "inputs", stage, tensor_name) if self.get_addr_mode(entry) else {}
 
     def get_output_tensors(self, entry: str, tensor_name: str | None = None, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor, for each output or only for ``tensor_name``.
+        """Return index -> the session's own tensor, for each output or, if set, only for the output ``tensor_name``.
 
         Every run overwrites these tensors. The result is empty if ``get_addr_mode`` returns 0.
         """
@@ -171,21 +172,22 @@ class Introspection:
         return self._own_one(entry, index, "outputs", stage)
 
     def get_input_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor of each input, also if ``get_addr_mode`` returns 0.
+        """Return index -> the session's own tensor of each input, even if ``get_addr_mode`` returns 0.
 
-        The caller must ensure that no other run uses the tensors meanwhile.
+        The caller must ensure that no other run uses the tensors at the same time.
         """
         return self._own(entry, "inputs", stage)
 
     def get_output_tensors_addrmode0(self, entry: str, stage: int = 0) -> Tensors:
-        """Return index -> the session's own tensor of each output, also if ``get_addr_mode`` returns 0.
+        """Return index -> the session's own tensor of each output, even if ``get_addr_mode`` returns 0.
 
-        If it returns 0, a run writes to these tensors only if the caller passes them as ``outputs``.
+        If ``get_addr_mode`` returns 0, a run writes to these tensors only if the caller passes them as ``outputs``.
         """
         return self._own(entry, "outputs", stage)
 
     def io_tensor(self, entry: str, name: str, shape: Sequence[int], stage: int = 0) -> torch.Tensor:
-        """Return a contiguous tensor of ``shape`` in the memory of the session's own tensor ``name``.
+        """Return a contiguous tensor of ``shape`` in the memory of the session's own tensor for the input or output
+        ``name``.
 
         Raises SessionCallError if ``shape`` exceeds the highest sizes.
         """

@@ -1,7 +1,7 @@
-"""Runtime memory of sessions: each session's own tensors for inputs and outputs.
+"""The session's own tensors for inputs and outputs, and the memory that they lie in.
 
-The tensors lie in an arena, one large tensor on each device. Two sessions may share an arena; while one of them runs,
-the other waits. Within a session nothing is shared: every stage of every entry has its own place in the arena.
+The tensors lie in an arena: one large tensor on each device. Two sessions may share an arena; while one of them runs,
+the other waits. Inside a session nothing is shared: every stage of every entry has its own place in the arena.
 """
 
 import math
@@ -26,22 +26,25 @@ def ports_of(interface: Interface, side: Side) -> Sequence[Port]:
 
 
 def nbytes(port: Port) -> int | None:
-    """Return the size in bytes of an input or output at its highest sizes; None if a size has no highest value."""
+    """Return the size in bytes of an input or output at its highest sizes.
+
+    Return None if a size has no highest value.
+    """
     return None if -1 in port.max_shape else math.prod(port.max_shape) * port.dtype.itemsize
 
 
 class RuntimeMemory:
-    """One arena per device, and the lock that lets only one run at a time use the arenas."""
+    """One arena on each device, and a lock. A run holds the lock while it uses the arenas."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._arenas: dict[torch.device, torch.Tensor] = {}
 
     def reserve(self, device: torch.device, size: int) -> torch.Tensor:
-        """Return the device's arena, of at least ``size`` bytes. Every caller gets the same memory.
+        """Return the device's arena, which has at least ``size`` bytes. Every caller gets the same memory.
 
-        If the arena is too small, a larger one replaces it. Earlier callers keep the old one; later callers get the new
-        one.
+        The exception is an arena that is too small: a larger one replaces it. Earlier callers then keep the old arena,
+        and later callers get the new one.
         """
         with self.lock:
             known = self._arenas.get(device)
@@ -50,7 +53,7 @@ class RuntimeMemory:
             return self._arenas[device]
 
     def release(self) -> None:
-        """Drop the arenas. Memory that a tensor still uses is freed with that tensor."""
+        """Drop the arenas. An arena's memory is freed when no tensor uses it any more."""
         with self.lock:
             self._arenas.clear()
 
@@ -65,10 +68,9 @@ COMMON = RuntimeMemory()
 
 
 class IoMemory:
-    """A session's own tensors for inputs and outputs, at their highest sizes, in a RuntimeMemory.
+    """A session's own tensors for inputs and outputs, at their highest sizes. They lie in a RuntimeMemory.
 
-    No two of these tensors overlap in memory, so a caller may fill the inputs of one entry while it reads the results
-    of another.
+    No two of these tensors overlap. So a caller may fill the inputs of one entry while it reads the results of another.
     """
 
     def __init__(self, signatures: Mapping[str, Sequence[Interface]], memory: RuntimeMemory) -> None:
@@ -89,7 +91,9 @@ class IoMemory:
         self._bytes = {place: arenas[port.device][starts[place] :] for place, port in ports.items()}
 
     def bytes_of(self, entry: str, stage: int, side: Side, port: Port) -> torch.Tensor:
-        """Return the arena as bytes, from the start of a port's tensor to the end.
+        """Return the part of the arena that begins where a port's tensor begins, as bytes.
+
+        It ends where the arena ends.
 
         Raises SessionCallError if a size has no highest value.
         """

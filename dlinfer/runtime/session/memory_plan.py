@@ -1,4 +1,4 @@
-"""The memory plan as JSON: for each tensor of a stage, its size in bytes, and its first and last node."""
+"""The memory plan as JSON: the size of each tensor of a stage in bytes, and the first and the last node that use it."""
 
 import math
 from collections import defaultdict
@@ -20,7 +20,10 @@ from dlinfer.runtime.session.io_memory import nbytes
 
 
 class _Life(TypedDict):
-    """A storage that a node allocates. first, last: the indices of that node and of the last node that reads it."""
+    """A storage that a node allocates. first: the index of this node.
+
+    last: the index of the last node that reads the storage.
+    """
 
     name: str
     bytes: int | None
@@ -31,9 +34,9 @@ class _Life(TypedDict):
 def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]) -> dict[str, object]:
     """Return, as a dict for JSON, how many bytes one stage needs at its highest sizes.
 
-    A size without a limit counts with the value that the graph was compiled with. Every storage that a node allocates
-    counts from that node to the last node that reads it. An engine that fuses nodes needs less. Weights, inputs and
-    outputs are listed separately.
+    A size without a limit counts with the value that it had when the graph was compiled. A storage that a node
+    allocates counts from this node to the last node that reads the storage. An engine that fuses nodes needs less
+    memory. Weights, inputs and outputs are listed separately.
     """
     sizes = {name: high or interface.usual(name) for name, (_, high) in interface.symbols.items()}
     nodes = list(read.captured.graph_module.graph.nodes)
@@ -69,7 +72,10 @@ def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]
 
 
 def _nbytes(node: fx.Node, memory: int, sizes: Mapping[str, int], names: Mapping[object, str]) -> int | None:
-    """Return the size in bytes of the node's result that lies in this storage; None if only a run determines it."""
+    """Return the size in bytes of that result of the node that lies in the storage ``memory``.
+
+    Return None if only a run determines the size.
+    """
     for leaf in pytree.tree_leaves(fake(node)):
         if isinstance(leaf, torch.Tensor) and storage_id(leaf) == memory:
             try:

@@ -8,13 +8,13 @@ import numpy as np
 
 PERCENTILES = {"P25": 25.0, "P50": 50.0, "P75": 75.0, "P90": 90.0, "P99": 99.0, "P999": 99.9}
 KEPT = 100_000
-"""Percentiles cover this many of the latest runs. Their latencies take about 3 MiB."""
+"""Percentiles cover this many of the latest runs. The latencies of these runs take about 3 MiB."""
 
 
 class Metrics:
-    """Latencies in seconds. Threads may record at once.
+    """Latencies in seconds. Several threads may record at once.
 
-    Count, total, minimum and maximum cover all runs since ``clear``; percentiles cover the latest ``KEPT`` runs.
+    Count, total, minimum and maximum cover all runs since ``clear``. Percentiles cover the latest ``KEPT`` runs.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Metrics:
         """Return num_of_inferences, min_latency, max_latency, P25 to P999, total_inference_time and avg_latency.
 
         Times are in seconds. Percentiles are interpolated linearly, as by ``numpy.percentile``. If nothing was
-        recorded, the total is 0.0 and all other times are nan. The keys are those of Qualcomm's
+        recorded, the total is 0.0 and the latencies are nan. The keys are those of Qualcomm's
         ``qaic.Session.get_metrics``.
         """
         with self._lock:

@@ -15,7 +15,7 @@ from dlinfer.graph.ir.program import Function, Program
 from dlinfer.runtime.artifact.loading import LoadedStage
 
 PROFILED_RUNS = 10
-"""Only this many runs, the first ones, are profiled: profiling makes a run several times slower."""
+"""Only this many runs are profiled, the first ones, because profiling makes a run several times slower."""
 
 
 # --- op by op
@@ -25,7 +25,8 @@ PROFILED_RUNS = 10
 class OpTimes:
     """The time of one step of a run.
 
-    name: the names of the step's results. call: the op or region that the step calls. line: the model's source line.
+    name: the names of the step's results. call: the op or region that the step calls. line: the line of the model's
+    source.
     """
 
     name: str
@@ -36,7 +37,9 @@ class OpTimes:
 
 
 def time_ops(stage: LoadedStage, values: Sequence[object], path: str | Path | None = None) -> list[OpTimes]:
-    """Run once and return the time of every step. A region that its engine compiles into one function is one step.
+    """Run a stage once and return the time of every step.
+
+    A step is an op, or a region that its engine compiled as a whole.
 
     path: a file to write the times to, as JSON.
     """
@@ -65,7 +68,10 @@ def _timed(
     rows: list[OpTimes],
     untimed: Collection[str] = (),
 ) -> Program:
-    """Return the program with steps that append their times to ``rows``. Steps that call one of ``untimed`` do not."""
+    """Return a copy of the program. Each step of the copy measures its time and appends it to ``rows``.
+
+    function_of: callee of a step -> the function to call. untimed: callees whose steps are not measured.
+    """
     numbered = [replace(step, callee=f"{index} {step.callee}") for index, step in enumerate(program.steps)]
 
     def resolve(reference: str) -> Function:
@@ -88,7 +94,7 @@ def _timed(
 
 
 PROFILER = threading.Lock()
-"""Held while Python is profiled: since CPython 3.12, all threads of a process share one profiler."""
+"""A profile of Python holds this lock. Since CPython 3.12, all threads of a process share one profiler."""
 
 _HEAD = f"{'file-line-function':<72}{'num calls':>12}{'func time':>14}{'tot time':>14}"
 
@@ -104,7 +110,10 @@ class PythonProfiles:
 
     @contextlib.contextmanager
     def of_run(self, enabled: bool) -> Generator[None]:
-        """Profile the block if ``enabled`` is true and the block is one of the first runs."""
+        """Profile the ``with`` block, if ``enabled`` is true and the block is one of the first runs.
+
+        A run is also not profiled while another run in this process is.
+        """
         if not enabled or len(self.tables) >= PROFILED_RUNS or not PROFILER.acquire(blocking=False):
             yield
             return

@@ -1,4 +1,4 @@
-"""Convert the values of one run: inputs to a stage's inputs, and results to the caller's kind of array."""
+"""Convert the values of one run: the caller's inputs to a stage's inputs, and results to the caller's kind of array."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -23,7 +23,11 @@ class Values:
     """
 
     def __init__(self, interface: Interface, inputs: Mapping[str, object]) -> None:
-        """Bind the inputs. Raises SessionCallError for wrong names, ArtifactInputError for values that do not fit."""
+        """Bind the inputs to the stage's inputs.
+
+        Raises SessionCallError for wrong names. Raises ArtifactInputError for a value whose dtype, sizes or device the
+        stage does not accept.
+        """
         if not isinstance(cast("object", inputs), Mapping):
             raise ArtifactInputError(name="inputs", expected="a dict of name to value", given=shown(inputs))
         names = [port.name for port in interface.inputs]
@@ -46,9 +50,9 @@ class Values:
     def named(self, stage: LoadedStage, results: Sequence[object], outputs: Mapping[str, object]) -> Results:
         """Return name -> result, without results that are None.
 
-        A result named in ``outputs`` is copied into the caller's tensor or array. Other results are numpy arrays if
-        all input arrays are, else tensors. Raises ArtifactInputError if a result does not fit the tensor or array in
-        ``outputs``, or if numpy lacks its dtype.
+        A result named in ``outputs`` is copied into the caller's tensor or array. The other results are numpy arrays if
+        the inputs are numpy arrays, else tensors. Raises ArtifactInputError if a result has other sizes or another
+        dtype than the tensor or array in ``outputs``, or if numpy lacks the dtype.
         """
         named: Results = {}
         for (name, port), result in zip(stage.results, results, strict=True):
@@ -64,10 +68,11 @@ class Values:
 
 
 def _tensor_of(port: Port, value: object) -> object:
-    """Return an input as the graph takes it: a numpy array becomes a tensor that shares its memory.
+    """Return an input in the form that the graph takes. A numpy array becomes a tensor that shares the array's memory.
 
-    The array is copied only if it is read-only, or if the graph reads the input on another device. Raises
-    ArtifactInputError if the value does not fit.
+    The array is copied only if it is read-only or has negative strides, or if the graph reads the input on another
+    device. Raises ArtifactInputError for a value that is no array, for a dtype that torch lacks, and for an array that
+    would be copied although the graph writes the input.
     """
     if port.number or isinstance(value, torch.Tensor):
         return value
@@ -102,10 +107,11 @@ def _numpy_of(port: Port, tensor: torch.Tensor) -> Array:
 
 
 def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: Mapping[str, int]) -> None:
-    """Check a caller's output tensors and arrays. Call this before the run, because the run may write to a KV cache.
+    """Check the tensors and arrays that a caller passed for outputs.
 
-    A size that only the run determines is checked after the run. Raises SessionCallError for a name that is no
-    output, and ArtifactInputError for a tensor or array that cannot hold the result.
+    Callers check before the run, because a run may write to a KV cache. A size that only the run determines is checked
+    after it. Raises SessionCallError for a name that is no output. Raises ArtifactInputError for a tensor or array that
+    cannot hold the result.
     """
     ports = {port.name: port for port in interface.outputs}
     for name, target in outputs.items():
@@ -125,7 +131,7 @@ def check_outputs(interface: Interface, outputs: Mapping[str, object], symbols: 
 
 
 def _write_into(port: Port, target: object, result: torch.Tensor) -> None:
-    """Copy a result into a caller's tensor or array. Raises ArtifactInputError if the result does not fit."""
+    """Copy a result into a caller's tensor or array. Raises ArtifactInputError if sizes or dtypes differ."""
     tensor = _target(port, target)
     if tensor.shape != result.shape or tensor.dtype != result.dtype:
         raise ArtifactInputError(name=port.name, expected=shown(result), given=shown(tensor))

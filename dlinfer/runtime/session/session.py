@@ -1,9 +1,14 @@
 """A session: a loaded artifact, ready to run by the names of its inputs and outputs.
 
-Any number of threads may call ``run`` and similar methods at once. Runs are concurrent if the engine supports it
-(``inductor`` does), no entry writes a weight or a buffer, the option ``io`` is ``caller``, and no other session shares
-the runtime memory. Otherwise runs happen one after the other. While no run is in progress, one thread may change a
-session (``setup``, ``reset``, ``update_backend_options``, callbacks, sharing).
+Any number of threads may call ``run`` and similar methods at once. Runs happen at the same time if all of these hold:
+
+- The engine supports it, as ``inductor`` does.
+- No entry writes a weight or a buffer.
+- The option ``io`` is ``caller``.
+- No other session shares the memory for inputs and outputs.
+
+Otherwise runs happen one after the other. Only while no run is in progress may a thread change the session, by
+``setup``, ``reset``, ``update_backend_options``, callbacks or sharing.
 """
 
 import contextlib
@@ -45,21 +50,22 @@ def load(
 ) -> "Session":
     """Open an artifact that ``artifact.save`` wrote, from a file or from its bytes.
 
-    devices: which devices to run on, by torch's name or index; by default the devices that the artifact was compiled
-        for.
-    flags: ``Flags.SHARE_MEM`` lets sessions run in the same memory, one at a time.
-    options: SessionOptions as a dict, or a YAML file of them. key: for an encrypted artifact, its 32 bytes or the
-        name of a registered decryption.
+    devices: the devices to run on, by torch's name or index. They must be the devices that the artifact was compiled
+        for, which are also the default.
+    flags: with ``Flags.SHARE_MEM``, sessions use the same memory for inputs and outputs, one at a time.
+    options: SessionOptions as a dict, or a YAML file of them.
+    key: for an encrypted artifact, its 32 bytes or the name of a registered decryption.
 
-    ``load`` checks the whole file; ``setup`` or the first run maps weights and lowers graphs. CPU weights are not
-    copied but use the mapped file or the passed bytes, which must not change.
-    Raises ArtifactError (its subclasses name the fault of the file) and SessionOptionError.
+    ``load`` checks the whole file. ``setup`` or the first run maps weights and compiles graphs. Weights on the CPU are
+    not copied: they use the mapped file or the passed bytes, which must not change.
+
+    Raises SessionOptionError. Raises ArtifactError; its subclasses name the fault of the file.
     """
     return Session(read(path_or_bytes, key=key), SessionOptions.of(options), devices, flags)
 
 
 class Session(Introspection):
-    """A loaded artifact, ready to run; ``dlinfer.load`` returns it. A ``with`` block closes the session at its end."""
+    """A loaded artifact, ready to run. ``dlinfer.load`` returns it. A ``with`` block closes the session at its end."""
 
     def __init__(
         self,
@@ -107,14 +113,14 @@ class Session(Introspection):
 
     @property
     def is_set_up(self) -> bool:
-        """Whether the graphs are lowered and the weights mapped."""
+        """Whether the graphs are compiled and the weights mapped."""
         return bool(self._running)
 
     def setup(self) -> None:
-        """Map the weights and lower the graphs. Without this call, the first run does both.
+        """Map the weights and compile the graphs. Without this call, the first run does both.
 
-        Raises ArtifactCorruptError if a graph is malformed, or if the file was written into after ``load``. Also
-        raises the errors of an engine that is missing or cannot compile the graph.
+        Raises ArtifactCorruptError if a graph is malformed, or if the file was written into after ``load``. Also raises
+        the errors of an engine that is missing or cannot compile the graph.
         """
         with self._setting_up:
             if self._running:
@@ -143,7 +149,12 @@ class Session(Introspection):
             self._running = running  # last: from here on other threads run the stages
 
     def _relock(self, stages: Iterable[LoadedStage] | None = None) -> None:
-        """Give all stages one lock, unless runs may be concurrent (see the module's docstring)."""
+        """Give all stages the same lock, unless runs may happen at the same time.
+
+        The module's docstring says when they may.
+
+        stages: stages that are not yet in the session; None means the session's own.
+        """
         running = [stage for several in self._running.values() for stage in several]
         loaded = running if stages is None else list(stages)
         concurrent = all(stage.run.engine.concurrent and not stage.written for stage in loaded)
@@ -190,10 +201,12 @@ class Session(Introspection):
         self._relock()
 
     def share_weights_with(self, other: "Session") -> None:
-        """Use the weights of another session of the same artifact, without a copy. Both sessions may run at once.
+        """Use the weights of another session of the same artifact, without a copy.
 
-        Each session has its own copy of the buffers that its graphs write (caches). Raises SessionCallError after
-        ``setup``, or if the other session's weights differ.
+        Both sessions may run at the same time.
+
+        Buffers that graphs write, such as caches, are not shared: each session has its own copy. Raises
+        SessionCallError after ``setup``, or if the other session's weights differ.
         """
         self._need_fresh("share_weights_with")
         mine, others = self._tensors, other._tensors
@@ -203,7 +216,9 @@ class Session(Introspection):
         self._tensors = others
 
     def share_runtime_memory_with(self, other: "Session") -> None:
-        """Share another session's memory for input and output tensors. The two sessions then run one at a time.
+        """Use another session's memory for input and output tensors.
+
+        From then on, only one of the two sessions runs at a time.
 
         Do not call this method while ``other`` runs. Raises SessionCallError after ``setup``.
         """
@@ -226,17 +241,19 @@ class Session(Introspection):
         *,
         outputs: Mapping[str, object] | None = None,
     ) -> Results:
-        """Run an entry by the names of its inputs.
+        """Run an entry. Inputs and results have names.
 
-        inputs: name -> torch tensor or numpy array, used without a copy where possible. The graph writes in place to
-            an input that it changes (a KV cache). outputs: name -> tensor or array to copy a result into.
-        entry: may be omitted if there is only one.
+        inputs: name -> torch tensor or numpy array. It is used without a copy where possible. If the graph changes an
+            input, such as a KV cache, it writes into the caller's tensor.
+        entry: may be omitted if the artifact has only one.
+        outputs: name -> tensor or array to copy a result into.
 
-        Returns name -> result. A result named in ``outputs`` is the caller's tensor or array. Other results are numpy
-        arrays if all inputs are, else tensors. Numbers and texts stay as they are; results that are None are omitted.
-        With ``io="owned"``, results are the session's own tensors, which the next run overwrites.
-        Raises SessionCallError for unknown names, ArtifactInputError for values that do not fit, and GraphRunError if
-        the graph fails.
+        Returns name -> result. A result named in ``outputs`` is the caller's tensor or array. The other results are
+        numpy arrays if the inputs are numpy arrays, else tensors. Numbers and texts stay as they are. Results that are
+        None are omitted. With ``io="owned"``, results are the session's own tensors, which the next run overwrites.
+
+        Raises SessionCallError for unknown names, ArtifactInputError for values that the graph does not accept, and
+        GraphRunError if the graph fails.
         """
         name = self._entry(entry)
         number, stage, values = self._bound(name, inputs)
@@ -271,9 +288,9 @@ class Session(Introspection):
         return named
 
     def _bound(self, entry: str, inputs: Mapping[str, object]) -> tuple[int, LoadedStage, Values]:
-        """Return the first stage that the inputs fit, as (index of the stage, the stage, inputs bound to it).
+        """Return the first stage that accepts the inputs, as (index of the stage, the stage, the inputs bound to it).
 
-        If the inputs fit no stage, the last stage's error is raised.
+        If no stage accepts the inputs, the error of the last stage is raised.
         """
         if not self._running:
             self.setup()
@@ -286,10 +303,11 @@ class Session(Introspection):
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
     ) -> int:
-        """Run an entry by the indexes of its inputs and outputs.
+        """Run an entry. Inputs and outputs have indexes.
 
         inputs, outputs: index -> the caller's tensor, for every input and output.
-        Returns 0, or 1 if the run failed; ``last_error`` then holds the reason.
+
+        Returns 0, or 1 if the run failed. ``last_error`` then holds the error.
         """
         self.last_error = None
         try:
@@ -303,7 +321,7 @@ class Session(Introspection):
     # --- asynchronous runs and callbacks
 
     def set_start_callback(self, callback: Callback | None) -> None:
-        """Set a function that gets the inputs before each run. If it raises, the run does not start."""
+        """Set a function that gets the inputs before each run. If the function raises, the run does not start."""
         self._start = callback
 
     def set_finish_callback(self, callback: Callback | None) -> None:
@@ -318,9 +336,9 @@ class Session(Introspection):
         outputs: Mapping[str, object] | None = None,
         callback: Callback | None = None,
     ) -> Run:
-        """Queue a run after the earlier ones, and return a Future of its outputs at once.
+        """Queue a run behind earlier ones. At once return a Future of its results.
 
-        callback: gets the outputs after this run, before the next run starts.
+        callback: gets the results after this run, before the next queued run starts.
         Inputs must not change until the run is done. ``wait`` waits for all queued runs.
         """
 
@@ -333,7 +351,7 @@ class Session(Introspection):
         return self._async.submit(job)
 
     def wait(self) -> None:
-        """Wait until all asynchronous runs are done, then raise the first error, if a run failed."""
+        """Wait until all asynchronous runs are done. If runs failed, raise the first error."""
         self._async.wait()
 
     # --- measuring
@@ -361,8 +379,9 @@ class Session(Introspection):
     ) -> BenchmarkResult:
         """Run an entry repeatedly with the same inputs, which are checked once.
 
-        num_inferences: how many runs, 40 by default; or inf_time: for how many seconds. Not both.
-        input_dict: the inputs, random by default.
+        num_inferences: how many runs, by default 40. inf_time: for how many seconds. Pass only one of the two.
+        input_dict: the inputs. By default they are random.
+
         Returns (inf_completed, inf_rate in runs per second, inf_time in seconds, batch_size).
         """
         name = self._entry(entry)
@@ -384,7 +403,12 @@ class Session(Introspection):
     def profile_ops(
         self, inputs: Mapping[str, object], entry: str | None = None, path: str | Path | None = None
     ) -> list[OpTimes]:
-        """Run once and return the time of every op, in running order. path: a file to write the times to, as JSON."""
+        """Run once and return the time of every step, in the order of the run.
+
+        A step is an op or a region of its engine.
+
+        path: a file to write the times to, as JSON.
+        """
         _, stage, values = self._bound(self._entry(entry), inputs)
         return time_ops(stage, values.bound, path)
 
@@ -399,7 +423,10 @@ class Session(Introspection):
         self._dumps.folder = None if folder is None else Path(folder)
 
     def get_static_memory_alloc_info(self, log_dir: str | Path = "logs/test") -> Path:
-        """Write the memory plans of all stages (see ``memory_plan``) to a JSON file in ``log_dir``; return its path."""
+        """Write the memory plans of all stages to a JSON file in ``log_dir``, and return the file's path.
+
+        See ``memory_plan``.
+        """
         artifact = self._artifact
         entries = {
             entry: [
