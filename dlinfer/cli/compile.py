@@ -105,9 +105,9 @@ def _number(end: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does.
+    """Inside the ``with`` block, SIGTERM and SIGHUP end the command as Ctrl-C does: by an exception.
 
-    The command can then end its compilers, which would outlive it.
+    Without this, a signal would kill the command at once, and the compilers that it started would go on.
     """
 
     def end(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""``dlinfer contract``: does the adaptor fit an LMDeploy release? LMDeploy's source is read, never imported."""
+"""``dlinfer contract``: does the adaptor work with an LMDeploy release? LMDeploy's source is read, never imported."""
 
 import argparse
 import json

@@ -245,7 +245,7 @@ def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
 
 
 def rivals() -> list[str]:
-    """Return one problem for each installed package of ``RIVALS``: it writes into the folder ``dlinfer``, too."""
+    """Return a problem for each installed package of ``RIVALS``: such a package has files in the folder ``dlinfer``."""
     return [
         (
             f"{name} {version} is installed too and writes into dlinfer's folder, so the files of the two packages are "
@@ -266,7 +266,7 @@ def _installed(package: str) -> str | None:
 def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
     """Return a vendor's state and a mapping: op -> the name of the vendor whose kernel runs it.
 
-    It is empty on a failure.
+    If the vendor fails, the mapping is empty.
     """
     try:
         vendor = discovery.get(name)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal, and return the exit status."""
+    """Serve until a signal ends the command, and return the exit status."""
     logging.basicConfig(level=logging.INFO, format="dlinfer serve: %(message)s", stream=sys.stdout)
     try:
         supervisor = _supervisor(arguments)

@@ -16,7 +16,9 @@ def main(descriptor: int, request: dict[str, Any]) -> int:
 
     Write a line when a check begins, and a line with its result.
 
-    descriptor: the file descriptor of the pipe to write to. A journal with another key than this run's is ignored.
+    descriptor: the file descriptor of the pipe to write to.
+    request: the arguments of ``apart.run``, and the path of the journal. A journal with another key than this run's is
+        ignored.
     """
     with os.fdopen(descriptor, "w", buffering=1) as out:
 

@@ -38,10 +38,12 @@ def run(
     progress: Progress | None = None,
     journal: Path | None = None,
 ) -> Report:
-    """Run the checks of a vendor: all, or only those on ``ops`` and of the names ``checks``.
+    """Run checks of a vendor in child processes.
 
+    ops, checks: the names of the ops and of the checks to run; empty for all.
     journal: a file for the results so far. If a run was interrupted, a later run with the same request, versions and
-    source takes the results from the journal. The report's seconds include the time that the earlier run took for them.
+        source takes the results from the journal. The report's seconds include the time that the earlier run took for
+        them.
 
     Raises ConformanceError if the vendor cannot be checked at all.
     """

@@ -114,7 +114,7 @@ class Case:
         return self.op.overload(*args)
 
     def results(self, args: list[Any], returned: Any) -> list[Tensor]:
-        """Copy the results of a call to the host, and the caches in them to the reference's layout. Return the copies.
+        """Return the results of a call, moved to the host. Caches among them get the reference's layout.
 
         args: the call's arguments, after the call. returned: the value that the call returned.
         """
@@ -169,9 +169,10 @@ def poison(dtype: torch.dtype) -> float | int | bool:
 
 
 def dirty_memory(like: list[Tensor]) -> None:
-    """Fill memory with NaN and free it, so that an allocator that reuses it does not hand out zeros.
+    """Fill memory with NaN and free it, because an allocator reuses freed memory without clearing it.
 
-    Otherwise a result that a kernel forgets to write could be right by luck. like: tensors of the results' sizes.
+    A result that a kernel forgets to write is then NaN, not a zero that is right by luck. like: tensors of the results'
+    sizes.
     """
     held = [
         torch.full(tensor.shape, poison(tensor.dtype), dtype=tensor.dtype, device=tensor.device)

@@ -40,8 +40,8 @@ def key_of(request: dict[str, Any], header: Header, vendor: Vendor) -> str:
 def _matters(place: str, module: str) -> bool:
     """Return whether a change to dlinfer's file ``place`` can change the results of the vendor in ``module``.
 
-    Files of framework adaptors, of the command line and of other vendors cannot. Files of the CPU vendor and of the
-    reference always can.
+    Files of framework adaptors, of the command line and of other vendors have no influence. Files of the CPU vendor and
+    of the reference always have one.
     """
     top, _, rest = place.partition("/")
     if top in ("framework", "cli"):

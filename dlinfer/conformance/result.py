@@ -7,9 +7,12 @@ from typing import Any
 
 PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED = "passed", "failed", "declined", "skipped", "unclaimed"
 STATES = (PASSED, FAILED, DECLINED, SKIPPED, UNCLAIMED)
-"""passed, failed: the finding of the check. declined: the kernel declined the call, and the vendor's claim allows that.
+"""The states of a result.
 
-skipped: the check does not apply. unclaimed: the vendor does not claim the op in this dtype, so nothing was checked.
+passed, failed: the finding of the check.
+declined: the kernel declined the call, and the vendor's claim allows that.
+skipped: the check does not apply.
+unclaimed: the vendor does not claim the op in this dtype, so nothing was checked.
 """
 
 
@@ -43,8 +46,8 @@ class Result:
 class Header:
     """A run's vendor, package, device and versions.
 
-    declared: whether the vendor declares its claims. A vendor that does not counts as claiming, in part, each op that
-    it has a kernel for.
+    declared: whether the vendor declares its claims. If not, the vendor counts as claiming, in part, each op that it
+    has a kernel for.
     """
 
     vendor: str

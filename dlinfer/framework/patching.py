@@ -284,6 +284,6 @@ class _Name:
 
 
 def _shown(default: Any) -> Any:
-    """Return ``default``. Return a member of an enum as its name, also for C++ enums, such as torch's ReduceOp."""
+    """Return ``default``, but a member of an enum as its name. C++ enums, such as torch's ReduceOp, count as enums."""
     names = [name for name, member in getattr(type(default), "__members__", {}).items() if member == default]
     return _Name(names[0]) if names else default

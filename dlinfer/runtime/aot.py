@@ -132,8 +132,8 @@ def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:
     """Return the example; if it is contiguous, with the strides that torch gives a new tensor of the same sizes.
 
     A contiguous tensor may have any stride in a dimension of size 1. torch.export would mistake an unusual stride for a
-    second dynamic size. An example that torch holds lazily conjugated or negated is computed first, because each call
-    computes such inputs, too.
+    second dynamic size. An example that torch holds lazily conjugated or negated is resolved first, as the inputs of
+    each call are.
     """
     example = resolved(example)
     plain = torch.empty(example.shape, device="meta").stride()

@@ -48,9 +48,9 @@ class ServerOptions:
 def read(words: Sequence[str], several: bool) -> ServerOptions:
     """Return the options of LMDeploy's server in ``words``, the words that the user typed.
 
-    several: whether there is more than one server, on this machine or on others.
+    several: whether there is more than one server, on this machine or on others. Some options are refused only then.
 
-    Raises ReplicaOptionError for an option that cannot be used.
+    Raises ReplicaOptionError for an option that is refused.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--server-name", default="0.0.0.0")

@@ -103,7 +103,7 @@ class Replica:
     async def restart(self, routed_away: float) -> None:
         """Stop the server after its last answer, and start it again. Return when it answers again.
 
-        routed_away: seconds to wait before the stop. After them, no router sends this server new requests.
+        routed_away: seconds to wait before the stop. In this time, routers learn to send this server no new requests.
         """
         self._restarting = True
         self._came_up.clear()

@@ -28,7 +28,7 @@ class Interpreter:
 def find_interpreter(version: str, toolchain: str) -> Interpreter:
     """Return a CPython of ``version``, such as "3.10", that can create environments.
 
-    toolchain: its name, for the error.
+    toolchain: the name of the toolchain that needs the CPython, for the error's text.
 
     Each candidate is run once, because a pyenv shim may point to nothing, and Debian's Python may lack venv. Raises
     ToolchainInterpreterError, which lists the candidates and why each is unusable.

@@ -22,8 +22,8 @@ def difference(
 
     rtol, atol: floats are close if ``|actual - expected| <= atol + rtol * |expected|``.
     expected_is_wide: expected floats are float64, whatever float dtype the results have.
-    code_steps: how many steps apart 8-bit numbers (int8, uint8, float8) may be. Above 0, it replaces the tolerances for
-        them: a value halfway between two 8-bit numbers may be rounded to either.
+    code_steps: how many steps apart 8-bit numbers (int8, uint8, float8) may be. Above 0, it replaces the tolerances and
+        the equality for 8-bit numbers, because a value halfway between two of them may be rounded to either.
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"

@@ -34,7 +34,7 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
 def engine_of(subject: Subject) -> str:
     """Return the engine of the settings if the vendor has it, else the vendor's default engine.
 
-    Raise Skipped without engines.
+    Raise Skipped if the vendor has no engines.
     """
     vendor = subject.vendor
     engine = settings.current().engine

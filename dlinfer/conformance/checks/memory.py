@@ -47,7 +47,7 @@ def mutation(case: Case) -> None:
 
 
 def views(case: Case) -> None:
-    """Check a call with arguments that are views of larger tensors. It must not use elements around a view."""
+    """Check a call with arguments that are views of larger tensors. The call must not use elements around a view."""
     if case.aliased:
         raise Skipped("in this sample, arguments share memory")
     around: list[tuple[Tensor, Tensor]] = []

@@ -82,7 +82,10 @@ def on_host(tensor: Tensor) -> Tensor:
 def strided(
     tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt
 ) -> Tensor:
-    """Return a view of the tensor's memory, on its device. torch's CPU kernel makes the view: it reads no elements."""
+    """Return a view of the tensor's memory, on its device.
+
+    torch's CPU kernel can make the view, although the memory is the device's, because the kernel reads no elements.
+    """
     return torch.ops.aten.as_strided.default._op_dk(torch._C.DispatchKey.CPU, tensor, sizes, strides, offset)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -155,9 +155,10 @@ class Generation:
     def warm_up(self, warmup_params: WarmupParams | None = None) -> float:
         """Compile one graph for prefill and one for decode. Later steps of any size then need no compilation.
 
-        Nothing is written into the pool. Returns the size of the pool's device blocks in GB (2**30 bytes). If
-        world_size > 1 or
-        the config sets eager_mode, nothing is compiled: one prefill and one decode run in eager mode.
+        Nothing is written into the pool. Returns the size of the pool's device blocks in GB (2**30 bytes).
+
+        If world_size > 1 or the config sets eager_mode, nothing is compiled: one prefill and one decode run in eager
+        mode.
         """
         params = warmup_params or WarmupParams()
         with self.lock:
@@ -173,7 +174,7 @@ class Generation:
     def swap(self, block_operation: Any) -> None:
         """Copy blocks between device and host.
 
-        MindIE's scheduler wraps the list of moves in a list, so element 0 is the moves.
+        block_operation: a list whose first element is the list of moves, as MindIE's scheduler sends it.
         """
         self.swap_cache(np.asarray(block_operation)[0])
 

@@ -94,9 +94,10 @@ class GeneratorTorch(Generation, GeneratorBackend):
     def forward(self, model_inputs: ModelInput, **kwargs: Any) -> Tensor:
         """Return the logits of a batch, [n, vocabulary].
 
-        n are the tokens in prefill_head_indices or, if that is None, all tokens. The keys and values of the tokens are
-        written into the KV pool, at the tokens' slots. Raises GeneratorCallError before anything is written. Also
-        raises PoolMissingError and RankLostError.
+        The n tokens are those in prefill_head_indices or, if that is None, all tokens. The keys and values of all
+        tokens are written into the KV pool, at the tokens' slots.
+
+        Raises GeneratorCallError before anything is written. Also raises PoolMissingError and RankLostError.
         """
         pool = self.pool("forward")
         adapter_ids = model_inputs.adapter_ids

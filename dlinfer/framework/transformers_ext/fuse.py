@@ -21,10 +21,7 @@ from dlinfer.graph.options import CompileOptions
 from dlinfer.graph.torch_private.fake_mode import fresh_mode, with_symbols
 
 RANKS = (2, 3, 4)
-"""The numbers of input dimensions to trace. 2: [tokens, size]. 3: [batch, tokens, size].
-
-4: inputs of norms of heads.
-"""
+"""Numbers of input dimensions to trace. 2: [tokens, size]. 3: [batch, tokens, size]. 4: norms of single heads."""
 
 _LEADING = (3, 5, 7)
 """Example sizes of all input dimensions but the last. They are traced as symbols, and the graph must serve any size."""

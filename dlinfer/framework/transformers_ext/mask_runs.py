@@ -1,8 +1,8 @@
 """Split boolean attention masks into runs. A run is a range of consecutive queries that one attention call can serve.
 
-The queries of a run see the same range of keys, or each query sees one key more than the query before. Almost all masks
-of transformers consist of few runs: causal masks, sliding windows, padding on either side, a static cache that is not
-full. The runs are read from the mask's values, so it does not matter how the mask was made.
+All queries of a run see the same range of keys, or the range of each query ends one key after the range of the query
+before. Almost all masks of transformers consist of few runs: causal masks, sliding windows, padding on either side, a
+static cache that is not full. The runs are read from the mask's values, so it does not matter how the mask was made.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,7 @@ class Run:
     """A run: the queries ``first`` to ``last`` of one sequence, which see keys from ``begin`` to ``end``.
 
     ``last`` and ``end`` are exclusive.
-    causal: the last query sees keys up to ``end``, and each earlier query sees keys up to one less than the query after
-        it.
+    causal: the keys of the last query end at ``end``, and the keys of each earlier query end one key earlier.
     window: the most keys that a query sees. None means no limit.
     """
 

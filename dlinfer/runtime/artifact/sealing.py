@@ -2,8 +2,8 @@
 
 The built-in encryption must notice every change, even if frames as a whole are dropped, repeated, moved or taken from
 another file, or if the file ends early. So a sealed file is a header, an empty frame that only checks the key, and
-frames of one MiB. Each frame ends with its tag, and each tag also covers the header. The nonce of a frame holds a
-random prefix of the file, the frame's number and whether the frame is the last.
+frames of one MiB. Each frame ends with an authentication tag, which covers the header, too. The nonce of a frame holds
+a random prefix of the file, the frame's number and whether the frame is the last.
 
 Sealed files are written as a stream. They are decrypted into memory, never to disk.
 """

@@ -26,7 +26,7 @@ class Stage(Generic[T]):
     """One graph of an entry. It accepts the sizes that ``interface`` allows.
 
     engine_options: those options of the engine that files store.
-    small_regions: whether the engine also compiles small regions of the graph.
+    small_regions: whether the engine also compiles parts of the graph that are too small to be worth it.
     eager_ops: the ops that always run eagerly.
     requirement: the settings of torch that the graph depends on.
     graph: the graph as JSON.

@@ -125,7 +125,7 @@ class BatchCollector:
     def _sample(self, value: object) -> torch.Tensor:
         """Return ``value`` as a tensor without a copy.
 
-        Raises BatchCollectorError if its shape or dtype is not the batch's.
+        Raises BatchCollectorError if a place does not take its shape or dtype.
         """
         array = array_of(value)
         try:

@@ -20,9 +20,9 @@ from dlinfer.runtime.session.io_memory import nbytes
 
 
 class _Life(TypedDict):
-    """A storage that a node allocates. first: the index of this node.
+    """A storage that a node allocates.
 
-    last: the index of the last node that reads the storage.
+    first: the index of this node. last: the index of the last node that reads the storage.
     """
 
     name: str

@@ -112,7 +112,7 @@ class PythonProfiles:
     def of_run(self, enabled: bool) -> Generator[None]:
         """Profile the ``with`` block, if ``enabled`` is true and the block is one of the first runs.
 
-        A run is also not profiled while another run in this process is.
+        The block is not profiled while another run in this process is being profiled.
         """
         if not enabled or len(self.tables) >= PROFILED_RUNS or not PROFILER.acquire(blocking=False):
             yield

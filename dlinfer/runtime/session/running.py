@@ -51,8 +51,8 @@ class Values:
         """Return name -> result, without results that are None.
 
         A result named in ``outputs`` is copied into the caller's tensor or array. The other results are numpy arrays if
-        the inputs are numpy arrays, else tensors. Raises ArtifactInputError if a result has other sizes or another
-        dtype than the tensor or array in ``outputs``, or if numpy lacks the dtype.
+        all inputs are numpy arrays or numbers, else tensors. Raises ArtifactInputError if a result has other sizes or
+        another dtype than the tensor or array in ``outputs``, or if numpy lacks the dtype.
         """
         named: Results = {}
         for (name, port), result in zip(stage.results, results, strict=True):

@@ -241,7 +241,7 @@ class Session(Introspection):
         *,
         outputs: Mapping[str, object] | None = None,
     ) -> Results:
-        """Run an entry. Inputs and results have names.
+        """Run an entry, with inputs and results by name.
 
         inputs: name -> torch tensor or numpy array. It is used without a copy where possible. If the graph changes an
             input, such as a KV cache, it writes into the caller's tensor.
@@ -249,8 +249,9 @@ class Session(Introspection):
         outputs: name -> tensor or array to copy a result into.
 
         Returns name -> result. A result named in ``outputs`` is the caller's tensor or array. The other results are
-        numpy arrays if the inputs are numpy arrays, else tensors. Numbers and texts stay as they are. Results that are
-        None are omitted. With ``io="owned"``, results are the session's own tensors, which the next run overwrites.
+        numpy arrays if all inputs are numpy arrays or numbers, else tensors. Numbers and texts stay as they are.
+        Results that are None are omitted. With ``io="owned"``, results are the session's own tensors, which the next
+        run overwrites.
 
         Raises SessionCallError for unknown names, ArtifactInputError for values that the graph does not accept, and
         GraphRunError if the graph fails.
@@ -303,7 +304,7 @@ class Session(Introspection):
     def process(
         self, entry: str, inputs: Mapping[int, torch.Tensor], outputs: Mapping[int, torch.Tensor]
     ) -> int:
-        """Run an entry. Inputs and outputs have indexes.
+        """Run an entry, with inputs and outputs by index.
 
         inputs, outputs: index -> the caller's tensor, for every input and output.
 
@@ -336,7 +337,7 @@ class Session(Introspection):
         outputs: Mapping[str, object] | None = None,
         callback: Callback | None = None,
     ) -> Run:
-        """Queue a run behind earlier ones. At once return a Future of its results.
+        """Queue a run, and return a Future of its results at once. Queued runs happen one after the other.
 
         callback: gets the results after this run, before the next queued run starts.
         Inputs must not change until the run is done. ``wait`` waits for all queued runs.
@@ -405,9 +406,7 @@ class Session(Introspection):
     ) -> list[OpTimes]:
         """Run once and return the time of every step, in the order of the run.
 
-        A step is an op or a region of its engine.
-
-        path: a file to write the times to, as JSON.
+        A step is an op, or a region that its engine compiled as a whole. path: a file to write the times to, as JSON.
         """
         _, stage, values = self._bound(self._entry(entry), inputs)
         return time_ops(stage, values.bound, path)

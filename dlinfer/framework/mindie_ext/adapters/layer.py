@@ -1,4 +1,4 @@
-"""A linear layer with slots for the weights of LoRA adapters."""
+"""A linear layer with places for LoRA adapters. A place holds the weights of one adapter."""
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,11 @@ class Batch(nn.Module):
 
 
 class LoraLinear(nn.Module):
-    """Replaces a linear layer: calls that layer, then adds the products of the tokens' adapters with ``lora_linear``.
+    """Replaces a linear layer: calls the replaced layer, then adds the product of each token's adapter
+    (``lora_linear``).
 
-    The layer has places for the weights of ``loras`` adapters of rank ``rank`` or less. All places together take loras
-    * rank * (in_features + out_features) elements. The weights of the replaced layer are not copied.
+    The layer has ``loras`` places for adapters of rank ``rank`` or less. All places together take loras * rank *
+    (in_features + out_features) elements. The weights of the replaced layer are not copied.
     """
 
     a: Tensor

@@ -46,12 +46,13 @@ class AdapterManager:
     def load_adapter(self, lora_adapter: Mapping[str, str]) -> None:
         """Load one adapter. lora_adapter: {name: folder}. The whole adapter is checked before the model changes.
 
-        Raises AdapterError
-        - if the folder has no adapter of plain LoRA, as PEFT saves it,
-        - if the name is invalid or taken,
-        - if the model has no such module, or the module is not a Linear,
-        - if a shape differs from the model's, or the rank exceeds max_lora_rank,
-        - if max_loras adapters are already loaded.
+        Raises AdapterError in these cases:
+
+        - The folder has no adapter of plain LoRA, as PEFT saves it.
+        - The name is invalid or taken.
+        - The model has no such module, or the module is not a Linear.
+        - A shape differs from the model's, or the rank exceeds max_lora_rank.
+        - max_loras adapters are already loaded.
 
         Raises UnsupportedFeatureError if an adapted layer is split over ranks.
         """

@@ -101,7 +101,9 @@ def compose(metadata: InputMetadata, store: SequenceStore, limits: Limits) -> St
 
 
 def blocks_of(block_tables: np.ndarray, lengths: np.ndarray, limits: Limits) -> np.ndarray:
-    """Return the blocks that each sequence needs: [sequences, most blocks of a sequence] int32, filled up with 0.
+    """Return the blocks that each sequence needs: [sequences, n] int32, padded with 0.
+
+    n: the most blocks of a sequence.
 
     lengths: the number of keys of each sequence. Raises GeneratorCallError if a sequence has too few blocks or names a
     block that does not exist.

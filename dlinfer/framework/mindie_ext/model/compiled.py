@@ -30,8 +30,9 @@ _STEADY = ("pages.caches", "pages.block_size", "pages.is_decode")
 class CompiledModel:
     """A paged model that runs eagerly or, if ``graph`` is true, as compiled graphs.
 
-    compilations: (phase, how) for each graph: the phase is "prefill" or "decode", and how is "compiled", "loaded" or
-    "eager". After one prefill and one decode, the list does not grow, except after ``forget``.
+    compilations: (phase, how) for each graph. The phase is "prefill" or "decode". how is "compiled", "loaded" (from the
+    disk cache) or "eager" (the model cannot be captured). After one prefill and one decode, the list grows only after
+    ``forget``.
     """
 
     def __init__(self, model: PagedModel) -> None:
