@@ -29,7 +29,7 @@ class Group:
     def watched(self, what: str) -> Iterator[None]:
         """If a collective inside the ``with`` block fails because another rank ended, raise RankLostError.
 
-        what: what happened meanwhile, for the error's text, such as "a forward ran".
+        what: the work inside the block, for the error's text, such as "a forward ran".
         """
         try:
             yield

@@ -23,11 +23,10 @@ class SamplingMetadata:
     top_logprobs_array 0.
 
     max_logprobs: the largest value of top_logprobs_array.
-    all_token_ids: [sequences, longest] int64, the tokens of prompts and answers. Padding is any value that is no token
-        id.
-    output_token_ids: the same for the answers only.
+    all_token_ids: [sequences, longest] int64, the tokens of prompts and answers, for the repetition penalty.
+    output_token_ids: [sequences, longest] int64, the tokens of answers, for the other penalties.
 
-    The penalties count the tokens in all_token_ids and output_token_ids.
+    Padding in both is any value that is no token id.
     """
 
     batch_sequence_ids: list[np.ndarray]
