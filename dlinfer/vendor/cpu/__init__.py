@@ -1,4 +1,4 @@
-"""The cpu vendor, which dlinfer falls back to: any CPU that torch runs on, with C++ kernels and vectorised torch."""
+"""The cpu vendor: C++ kernels and vectorised torch for any CPU that torch runs on. dlinfer falls back to it."""
 
 from collections.abc import Mapping
 from typing import Any

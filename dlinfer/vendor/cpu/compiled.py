@@ -1,4 +1,7 @@
-"""The C++ kernels for eager calls. A kernel is used if it can be built here and passes its self-test on this CPU."""
+"""Find the C++ kernel for an eager call.
+
+A kernel is used if it can be built here and passes its self-test on this CPU.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +20,13 @@ _kernels: dict[str, Callable[..., Any]] = {}
 def compiled(
     name: str, *tensors: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Callable[..., Any] | None:
-    """Return the C++ kernel ``name`` for tensors of one dtype, or None if torch's kernel has to serve the call.
+    """Return the C++ kernel ``name``; None if the kernel cannot be used, so that torch has to compute the call.
 
-    tensors: tensors of the call, for messages; the first one's dtype selects the self-test.
-    dtype: selects the self-test instead, for a call whose first tensor has 8-bit numbers.
+    tensors: the call's tensors, which messages describe. dtype: the dtype to self-test the kernel with; by default that
+        of the first tensor. Callers pass it if the first tensor has 8-bit numbers.
 
-    The first call of a dtype builds the library, if it is not there yet, and runs the kernel's self-test. Each None
-    counts as a fallback. Raises FallbackError instead if the fallback policy is ``error``."""
+    The first request for a kernel and dtype builds the library, if it is not there yet, and runs the kernel's
+    self-test. Each None counts as a fallback. Raises FallbackError instead if the fallback policy is ``error``."""
     key = (name, dtype or tensors[0].dtype)
     reason = _reasons.get(key)
     if reason is None:
@@ -35,7 +38,10 @@ def compiled(
 
 
 def _reason(name: str, dtype: torch.dtype) -> str:
-    """Return why a kernel is not used, or "" if it is. Cached, except inside a self-test, which may use any kernel."""
+    """Return a reason not to use the C++ kernel ``name`` with ``dtype``; "" if it may be used.
+
+    The answer is cached, except while a self-test runs: a self-test may use any kernel.
+    """
     missing = native.why_not()
     if missing is not None:
         return _reasons.setdefault((name, dtype), f"the C++ kernels cannot be built: {missing}")
@@ -53,7 +59,10 @@ def _reason(name: str, dtype: torch.dtype) -> str:
 
 
 def fall_back(name: str, reason: str, tensors: tuple[torch.Tensor, ...]) -> None:
-    """Count a call that torch's kernels are about to serve. Raises FallbackError if the policy forbids fallbacks."""
+    """Count a fallback from the C++ kernel ``name`` to torch. Raises FallbackError if the policy forbids fallbacks.
+
+    reason: why the C++ kernel is not used. tensors: the call's tensors, which messages describe.
+    """
     call = fallback.describe(tensors)
 
     def refusal() -> FallbackError:

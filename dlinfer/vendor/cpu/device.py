@@ -1,4 +1,4 @@
-"""The host as a device for serving frameworks: it shares its memory with other programs, and runs work at once."""
+"""The CPU as a device for serving frameworks. It shares memory with other programs, and runs work synchronously."""
 
 import os
 
@@ -33,7 +33,10 @@ class CpuDevice(Device):
         _keep_few_primitives()
 
     def memory(self) -> DeviceMemory:
-        """Return the memory that the host and this process's cgroup still allow. A rank gets its part only."""
+        """Return the memory that the host and this process's cgroup still allow.
+
+        After ``share``, return this rank's part of it.
+        """
         usable = usable_memory() if self._share is None else self._share.usable()
         return DeviceMemory(usable.available, usable.limit, usable.source, shared=True)
 
@@ -47,13 +50,13 @@ class CpuDevice(Device):
         return f"{usable_cpus()}; torch uses {torch.get_num_threads()}"
 
     def connect(self, group: int) -> str:
-        """Let the ranks share memory, if all of them are on this host and have the C++ kernels."""
+        """Let the group's ranks sum through shared memory, if all run on this host and have the C++ kernels."""
         from dlinfer.vendor.cpu import ranks
 
         return "shared memory" if ranks.share_memory(group, spins=self._spins) else super().connect(group)
 
     def disconnect(self, group: int) -> None:
-        """Give the memory back."""
+        """Free the group's shared memory."""
         from dlinfer.vendor.cpu import ranks
 
         ranks.free_memory(group)
@@ -77,6 +80,9 @@ _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def _keep_few_primitives() -> None:
-    """Limit the caches of oneDNN and torch, which read these sizes at the first product. A user's settings stay."""
+    """Bound the caches of oneDNN and torch, unless the user has set the environment variables of their sizes.
+
+    Both libraries read these variables at the first product.
+    """
     for name in _CACHES:
         os.environ.setdefault(name, _KEPT)

@@ -1,8 +1,8 @@
 """Norms, rotation, activation and linear on CPU, rounded where HF transformers rounds.
 
 ``torch.nn.functional.rms_norm`` is not used, because it rounds only once, after the weight. Linear layers, norms,
-rotation and silu are in C++ (csrc/): for the few rows of a decode step they take a half to a quarter of torch's time.
-Without C++, torch's kernels compute the same, under the fallback policy. In compiled graphs inductor's loops may
+rotation and silu have C++ kernels (csrc/). For the few rows of a decode step these take a half to a quarter of torch's
+time. Where a C++ kernel cannot be used, torch computes the same, as a fallback. In compiled graphs inductor's loops may
 compute rotation and activation."""
 
 import torch

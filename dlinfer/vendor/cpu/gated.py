@@ -1,6 +1,6 @@
 """Gated activations of two tensors on CPU, rounded where HF transformers rounds.
 
-They are in C++ (csrc/pointwise/gated.cpp), except the exact gelu, which uses torch's error function.
+The kernels are in C++ (csrc/pointwise/gated.cpp). Only the exact gelu is torch's, which has the error function.
 """
 
 import torch
@@ -12,7 +12,7 @@ from dlinfer.vendor.cpu.compiled import compiled
 
 
 def gated(activated: Tensor, up: Tensor) -> Tensor:
-    """Return activated * up, contiguous whatever their strides. ``activated`` may be overwritten."""
+    """Return activated * up, always contiguous. ``activated`` may be overwritten."""
     if activated.is_contiguous():
         return activated.mul_(up)
     return torch.mul(activated, up, out=up.new_empty(up.shape))

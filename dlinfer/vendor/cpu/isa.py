@@ -1,7 +1,7 @@
-"""The instructions that the C++ kernels are compiled for, if DLINFER_CPU_ISA names them.
+"""The levels of CPU instructions that the C++ kernels can be compiled for. DLINFER_CPU_ISA chooses one.
 
-A level whose name ends in "_model" is for tests, and used only on request. On any CPU with AVX2 it compiles the kernels
-of a higher level: a header (csrc/model) computes that level's instructions in software."""
+A level whose name ends in "_model" is for tests, and used only on request. On any CPU with AVX2 it runs the kernels of
+a higher level: a header (csrc/model) computes that level's instructions in software."""
 
 from pathlib import Path
 
@@ -46,12 +46,12 @@ def missing(level: str) -> list[str]:
 
 
 def is_model(level: str) -> bool:
-    """Return whether software computes the level's instructions."""
+    """Return whether a level is one for tests, whose instructions are computed in software."""
     return level.endswith(_MODEL)
 
 
 def modelled(level: str) -> str:
-    """Return the level that a level for tests imitates. Any other level is returned unchanged."""
+    """Return the level that a level for tests imitates. Other levels are returned unchanged."""
     return level.removesuffix(_MODEL)
 
 

@@ -1,9 +1,8 @@
 """Mixture of experts on CPU: in C++ (csrc/moe), or by torch, with one grouped product for each projection.
 
-Both read the chosen experts' weights in place, so neither decode nor prefill copies weights or loops in Python. The C++
-kernel computes the experts of a decode step together, at the speed of memory; torch's ``grouped_mm`` takes two to four
-times as long. ``grouped_mm`` also needs rows of whole 16-byte words. For other sizes (toy models) a loop runs over the
-chosen experts."""
+Both read the chosen experts' weights in place, so no weight is copied. The C++ kernel computes the experts of a decode
+step together, at the speed of memory; torch's ``grouped_mm`` takes two to four times as long. ``grouped_mm`` also needs
+rows of whole 16-byte words. For other sizes (toy models) a Python loop runs over the chosen experts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,10 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 
 @contextmanager
 def in_the_ops_words(topk_ids: Tensor, experts: int, rules: Rules) -> Iterator[None]:
-    """Raise the op's own error if the kernel that runs in this context refuses the ids."""
+    """Run a kernel in this context.
+
+    If the kernel raises because of invalid ids, the op's own error is raised instead.
+    """
     try:
         yield
     except RuntimeError:
@@ -95,7 +97,10 @@ def by_torch(
     activated: Callable[[Tensor, Tensor], Tensor] = gated_silu,
     biases: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Compute the mixture by torch. The ids must be valid. stacks, biases: two each, of gate and up, and of down."""
+    """Compute the mixture by torch. The ids must be valid.
+
+    stacks: the weights of gate and up, and of down. biases: those of gate and up, and of down; or none.
+    """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -115,7 +120,11 @@ def by_torch(
 
 
 def _by_expert(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort choices by expert. Return three tensors: places in topk_ids, experts, and the end of each expert's rows."""
+    """Sort the choices of all tokens by expert.
+
+    Return three tensors: each choice's index in the flat topk_ids, each choice's expert, and the end of each expert's
+    rows.
+    """
     expert, order = topk_ids.flatten().sort(stable=True)
     every = torch.arange(experts, dtype=expert.dtype)
     return order, expert, torch.searchsorted(expert, every, right=True, out_int32=True)

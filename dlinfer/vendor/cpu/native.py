@@ -45,7 +45,7 @@ class BuildError(Exception):
 
 
 def why_not(folder: Path | None = None) -> str | None:
-    """Load the kernels; return why they cannot be loaded, or None if they are loaded.
+    """Load the kernels. Return a reason if they cannot be loaded; else None.
 
     Only the first call of a process loads them (see ``load``); later calls return the same result."""
     load(folder)
@@ -53,7 +53,9 @@ def why_not(folder: Path | None = None) -> str | None:
 
 
 def library_name() -> str:
-    """Return the library's name, built or not. It depends on the sources, compiler and instructions.
+    """Return the file name of the library, whether it is built or not.
+
+    It depends on sources, compiler and instructions.
 
     Empty if there is no compiler. Raises SettingError if DLINFER_CPU_ISA names instructions that this CPU lacks.
     """
@@ -115,10 +117,10 @@ def _default_folder() -> Path:
 
 @contextmanager
 def memory_for_results() -> Iterator[None]:
-    """Take large results of loops from the library's memory, for loops that are compiled or loaded in this context.
+    """Compile or load inductor's loops in this context: they will take large results from the library's memory pool.
 
-    Does nothing if the library is not loaded. The C library would return large memory to the system and get it again
-    page by page, which takes up to a fifth of a prefill's time (csrc/common/result_memory.h)."""
+    Without the pool, the C library would return large memory to the system and get it again page by page, which takes
+    up to a fifth of a prefill's time (csrc/common/result_memory.h). Does nothing if the library is not loaded."""
     if why_not() is not None:
         yield
         return
@@ -130,10 +132,11 @@ def memory_for_results() -> Iterator[None]:
 
 
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
-    """Return the path of a sound library: the wheel's, or one in ``folder``, compiled into it now if it is missing.
+    """Return the path of a sound library: the wheel's, or one in ``folder``, which is compiled now if it is missing.
 
-    flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. Raises BuildError; SettingError if
-        DLINFER_CPU_ISA names instructions that this CPU lacks."""
+    flags: more compiler flags, behind FLAGS and those of DLINFER_CPU_ISA. With flags the wheel's library is not used.
+    Raises BuildError if the library cannot be built. Raises SettingError if DLINFER_CPU_ISA names instructions that
+    this CPU lacks."""
     ready = None if flags else _ready()
     if ready is not None and _is_sound(ready):
         return ready
@@ -141,7 +144,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _ready() -> Path | None:
-    """Return the wheel's library for this machine; None in an install from source."""
+    """Return the path of the wheel's library for this CPU and torch; None if the wheel or an install has none."""
     return prebuilt.library(_digest()) if prebuilt.FOLDER.is_dir() else None
 
 
@@ -176,7 +179,10 @@ def _compiler() -> list[str]:
 
 
 def _fingerprint(command: Sequence[str]) -> str:
-    """Hash all that the library depends on. The compiler's macros show its version and, with -march=native, the CPU."""
+    """Hash all that the library depends on: torch, the compiler command and its macros, and the sources.
+
+    The macros show the compiler's version and, with -march=native, the CPU.
+    """
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
     digest = hashlib.sha256("\0".join([torch.__version__, *command, macros]).encode())
     digest.update(_digest())
@@ -196,7 +202,7 @@ def _sources(pattern: str) -> list[Path]:
 
 @contextmanager
 def _one_process_at_a_time(path: Path) -> Iterator[None]:
-    """Let one process compile while the others wait. The kernel frees the lock when the owner of the lock dies."""
+    """Let one process compile while the others wait. The kernel frees the lock when the process that holds it dies."""
     with path.open("w") as file:
         with suppress(OSError):  # a file system without locks: both compile, and the later rename wins
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -241,7 +247,7 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 
 def _first_error(output: str) -> str:
-    """Return the first line that names an error. A compiler's or linker's last lines are often only a summary."""
+    """Return the first line of a compiler's output that names an error; its last lines are often only a summary."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     full = next((line for line in lines if os.strerror(errno.ENOSPC) in line), None)
     if full is not None:
@@ -253,9 +259,9 @@ def _first_error(output: str) -> str:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether the file is as it was compiled. A damaged library would load, but crash or compute wrong results.
+    """Return whether the file is as it was compiled. A damaged library might load, but crash or compute wrong results.
 
-    The checksum stands behind the library's last section; loaders do not read it."""
+    The checksum stands behind the library's last section, where loaders do not read it."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -295,7 +301,7 @@ def _load_library(path: Path) -> None:
 
 
 def _register_fakes() -> None:
-    """Register functions that return a kernel's results for fake tensors. A function serves the kernels in its key."""
+    """Register a fake implementation for each kernel. A key of ``fakes`` lists the kernels that share one function."""
 
     def like_first(x: Tensor, *rest: object) -> Tensor:
         return x.new_empty(x.shape)

@@ -1,7 +1,7 @@
 """The C++ kernels in a wheel, compiled for a few levels of instructions.
 
-hatch_build.py builds them with the wheel, for one version of torch. With another torch they are compiled on the user's
-machine, as in an install from source.
+hatch_build.py builds them with the wheel, for one version of torch. With another torch the kernels are compiled on the
+user's machine, as in an install from source.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def library(sources: bytes) -> Path | None:
-    """Return the wheel's library of the highest level that this CPU runs, or of DLINFER_CPU_ISA.
+    """Return the wheel's library of the level in DLINFER_CPU_ISA or, if that is not set, the highest that this CPU has.
 
-    None if the wheel has no such library for this torch. sources: digest of the C++ sources; the library must be built
-    from them. Raises SettingError if this CPU lacks the level in DLINFER_CPU_ISA."""
+    None if the wheel has no library of this level for this torch. sources: digest of the C++ sources that the library
+    must be built from. Raises SettingError if this CPU lacks the level in DLINFER_CPU_ISA."""
     isa.flags()  # raises for a level that this CPU lacks
     chosen = settings.current().cpu_isa
     here = [level for level in LEVELS if not isa.missing(level)]
@@ -40,7 +40,11 @@ def name(level: str, sources: bytes) -> str:
 
 
 def make(folder: Path, sources: bytes, compiled: Callable[[tuple[str, ...], Path], None]) -> list[Path]:
-    """Compile every level into a folder. Return the files. compiled: takes compiler flags and the file to make."""
+    """Compile every level into a folder. Return the files.
+
+    sources: digest of the C++ sources, for the files' names. compiled: function that compiles with some flags into a
+        file.
+    """
     paths = [folder / name(level, sources) for level in LEVELS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(compiled, map(isa.flags_of, LEVELS), paths))

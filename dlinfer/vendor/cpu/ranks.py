@@ -1,4 +1,4 @@
-"""Sums over ranks, through shared memory (csrc/ranks) if they run on one host, else by torch.distributed.
+"""Sums over ranks: through shared memory (csrc/ranks) if all ranks run on one host, else by torch.distributed.
 
 The memory is an anonymous file (``memfd_create``) of rank 0, which the other ranks open through ``/proc``. The file has
 no name in ``/dev/shm``, so nothing is left behind if all ranks are killed.
@@ -83,7 +83,7 @@ def free_memory(group: int) -> None:
 
 
 def _gathered(value: Any, group: Any) -> list[Any]:
-    """Return the values of all ranks, in the order of ranks."""
+    """Return the ``value`` of every rank, in the order of ranks."""
     values: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(values, value, group=group)  # pyright: ignore[reportUnknownMemberType]
     return values

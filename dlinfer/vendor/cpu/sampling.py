@@ -36,7 +36,10 @@ def _as(dtype: torch.dtype, limits: Tensor | None) -> Tensor | None:
 
 
 def _taken(name: str, logits: Tensor) -> bool:
-    """Return whether the kernels take such logits. If not, counts a fallback, or raises FallbackError."""
+    """Return whether the kernel ``name`` takes logits of this dtype and shape.
+
+    If not, counts a fallback, or raises FallbackError if the fallback policy is ``error``.
+    """
     if logits.dtype not in FLOATS:
         reason = f"the logits have dtype {str(logits.dtype).removeprefix('torch.')}"
     elif logits.dim() != 2 or logits.shape[1] == 0:

@@ -1,1 +1,1 @@
-"""Attention on CPU and its KV cache: kernels of the ops ``*_attention`` and ``fill_*kv_cache``."""
+"""Kernels for attention on CPU and for its KV cache: the ops ``*_attention`` and ``fill_*kv_cache``."""

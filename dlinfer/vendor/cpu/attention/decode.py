@@ -1,4 +1,7 @@
-"""Decode attention: in C++ (csrc/attention/decode.cpp), which reads pages in place, or by torch, which copies them."""
+"""Decode attention on CPU: by a C++ kernel (csrc/attention/decode.cpp) or by torch.
+
+The C++ kernel reads pages in place. The torch version copies them, and is the only kernel for quantised caches.
+"""
 
 import torch
 from torch import Tensor

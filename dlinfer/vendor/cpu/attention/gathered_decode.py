@@ -1,8 +1,8 @@
-"""Decode attention by torch, for quantised caches and for calls that the C++ kernel does not serve.
+"""Decode attention by torch, for quantised caches and wherever the C++ kernel cannot be used.
 
-It copies the batch's keys and values out of their pages, padded to the longest sequence, and attends in one call. If
-padding would more than double the keys that are read, the batch is split into groups of sequences. The lengths in a
-group differ by less than a factor of two."""
+The keys and values of the batch are copied out of their pages and padded to the longest sequence. Then one call of
+torch's attention serves the whole batch. If padding would more than double the keys that are read, the batch is split
+into groups of sequences, with one call for each group. The lengths in a group differ by less than a factor of two."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -55,7 +55,7 @@ def gathered_decode(
 
 
 class _Batch(NamedTuple):
-    """Some sequences. lengths: their numbers of keys. first: for each sequence, the first block that is read."""
+    """The decode queries of some sequences. lengths: numbers of keys. first: index of the first block to read."""
 
     queries: Tensor  # [batch, kv_heads, group, size]
     block_offsets: Tensor  # [batch, max_blocks]
@@ -64,7 +64,11 @@ class _Batch(NamedTuple):
 
 
 def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
-    """Yield groups of sequences as pairs: their rows in the batch (None means all), and the blocks to read for each."""
+    """Split a batch into groups of sequences that read about as many blocks each; yield pairs (rows, columns).
+
+    count: how many blocks each sequence reads. rows: the group's rows in the batch; None means all. columns: how many
+        blocks to copy for each sequence of the group.
+    """
     longest = int(count.max())
     if count.shape[0] == 1 or count.shape[0] * longest <= 2 * int(count.sum()):
         yield None, longest
@@ -80,7 +84,10 @@ def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
 def _attend(
     batch: _Batch, columns: int, caches: tuple[Pages, Pages], window_left: int, extras: Extras
 ) -> Tensor:
-    """Return the attention over ``columns`` blocks of each sequence, as [batch, kv_heads, group, size of v]."""
+    """Return the attention over ``columns`` blocks of each sequence, from the block ``batch.first`` on.
+
+    The result is [batch, kv_heads, group, size of v].
+    """
     queries, block_offsets, lengths, first = batch
     if not columns:
         return queries.new_zeros(*queries.shape[:3], caches[1].size)
@@ -101,7 +108,8 @@ def _attend(
 def _gather(cache: Pages, blocks: Tensor, queries: Tensor, unwritten: Tensor) -> Tensor:
     """Copy the blocks as [batch, kv_heads, keys, size], with zeros in unwritten slots.
 
-    Unwritten slots may hold NaN, which even a weight of zero would pass on.
+    queries: gives the batch size and the dtype. unwritten: indices of slots behind a sequence's last key. They may hold
+        NaN, and NaN times an attention weight of zero would still be NaN.
     """
     copy = cache.read(blocks, queries.dtype)
     heads, size = copy.shape[2:]

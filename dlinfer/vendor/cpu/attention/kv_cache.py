@@ -1,4 +1,4 @@
-"""The paged KV cache on CPU. Writes run in C++ unless the cache is quantised. Reads copy whole blocks."""
+"""The paged KV cache on CPU: the ops that write it, and ``Pages``, which copies whole blocks for torch's attention."""
 
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ def fill_quantised_kv_cache(
 
 
 def _written(slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return slots, keys and values without padding tokens."""
+    """Drop padding tokens, whose slot is negative, from slots, keys and values."""
     slots = slots.long()
     if int(slots.min()) >= 0:
         return slots, k, v
@@ -75,10 +75,7 @@ def _place(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Pages(NamedTuple):
-    """A paged cache of keys or of values: [blocks, block_size, kv_heads, size].
-
-    A quantised cache is dequantised as it is read: only the blocks that are read, never all.
-    """
+    """A paged cache of keys or of values: [blocks, block_size, kv_heads, size]. It may be quantised."""
 
     cache: Tensor
     scales_zeros: Tensor | None = None
@@ -93,7 +90,7 @@ class Pages(NamedTuple):
         return read_size(self.cache, self.quant_bits)
 
     def read(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        """Copy some blocks, dequantised to ``dtype`` if the cache is quantised."""
+        """Return a copy of some blocks. Blocks of a quantised cache are dequantised to ``dtype``; no other block is."""
         copy = self.cache.index_select(0, blocks)
         if self.scales_zeros is None:
             return copy

@@ -1,4 +1,4 @@
-"""The reasons why the C++ attention kernels do not read some tensors."""
+"""Check whether the C++ attention kernels can read a call's tensors as they are."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def misfit(q: Tensor, caches: dict[str, Tensor]) -> str | None:
-    """Return why the C++ kernels do not read these tensors, or None if they do.
+    """Return a reason why the C++ attention kernels cannot read q or a cache; None if they can.
 
-    Pages may lie in any order, but the elements of a head must be dense.
+    caches: argument name -> cache. The elements of a head must be contiguous; blocks may lie anywhere.
     """
     if q.dtype not in _DTYPES:
         return f"the C++ kernel supports {', '.join(_name(dtype) for dtype in _DTYPES)}, not {_name(q.dtype)}"

@@ -1,6 +1,7 @@
 """Prefill attention by torch: one sequence at a time, and a long sequence's queries piece by piece.
 
-It serves quantised caches and other calls that the C++ kernel does not serve (``prefill.py``).
+It serves quantised caches, and wherever the C++ kernel cannot be used (``prefill.py``). Pieces bound the memory of
+masks and scores.
 """
 
 import torch
@@ -15,7 +16,7 @@ _ROWS_AT_LEAST = 128  # for pieces of a window, which read only their rows' wind
 
 
 def _extras(scoring: Scoring) -> Extras:
-    """Return the options of a call, shaped for the heads and queries of one sequence."""
+    """Return the options of an attention call, shaped to broadcast over the heads and queries of one sequence."""
     return Extras(
         scoring.softmax_scale,
         scoring.logit_softcapping,
@@ -25,7 +26,7 @@ def _extras(scoring: Scoring) -> Extras:
 
 
 def _bounds(scoring: Scoring) -> tuple[int | None, int | None]:
-    """Return the lowest and the highest visible value of key position - query position. None means no bound."""
+    """Return the lowest and the highest visible ``key position - query position``. None means no bound."""
     highest = 0 if scoring.causal else scoring.window_right if scoring.window_right >= 0 else None
     return -scoring.window_left if scoring.window_left >= 0 else None, highest
 
@@ -33,7 +34,7 @@ def _bounds(scoring: Scoring) -> tuple[int | None, int | None]:
 def piecewise_prefill(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_seqlens: Tensor, attn_output: Tensor, scoring: Scoring
 ) -> None:
-    """Compute the op ``prefill_attention``."""
+    """Compute the op ``prefill_attention``, with the scoring options in ``scoring``."""
     bounds, extras = _bounds(scoring), _extras(scoring)
     start = kv_start = 0
     for end, kv_len in zip(q_ends.tolist(), kv_seqlens.tolist(), strict=True):
@@ -52,7 +53,7 @@ def piecewise_paged_prefill(
     attn_output: Tensor,
     scoring: Scoring,
 ) -> None:
-    """Compute the op ``paged_prefill_attention``. caches: the pages of the keys and of the values."""
+    """Compute the op ``paged_prefill_attention``. caches: the pages of the keys, and those of the values."""
     bounds, extras = _bounds(scoring), _extras(scoring)
     block_size = caches[0].block_size
     start = 0
@@ -72,7 +73,8 @@ def _attend_sequence(
 ) -> None:
     """Write the attention of one sequence into out, a piece of its queries at a time.
 
-    q: [q_len, q_heads, size]. k, v: the sequence's last tokens, [kv_len, kv_heads, size]. out may be q itself.
+    q: [q_len, q_heads, size]. k, v: [kv_len, kv_heads, size]; their last q_len tokens are the queries' own. bounds:
+        what ``_bounds`` returns. out may be q itself.
     """
     q_len, kv_len = q.shape[0], k.shape[0]
     if not kv_len:

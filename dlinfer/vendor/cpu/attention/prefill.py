@@ -1,7 +1,8 @@
-"""Prefill attention: in C++ (csrc/attention/prefill.cpp), which reads pages in place, or by torch.
+"""Prefill attention on CPU: by a C++ kernel (csrc/attention/prefill.cpp) or by torch.
 
-By torch, each sequence is one call, and its pages are copied. Calls with quantised caches always run by torch, so they
-do not count as fallbacks. Other calls by torch do count."""
+The C++ kernel reads pages in place, for the whole batch at once. The torch version computes one sequence after another,
+and copies the sequence's pages. Quantised caches have only the torch version, so calls with them do not count as
+fallbacks. Every other call of the torch version counts as one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +110,7 @@ def quantised_paged_prefill_attention(
 
 
 def _kernel(op: str, q: Tensor, caches: dict[str, Tensor] | None = None) -> Callable[..., Any] | None:
-    """Return the C++ kernel, or None if torch has to serve the call."""
+    """Return the op's C++ kernel; None, counted as a fallback, if torch has to compute the call."""
     reason = misfit(q, caches or {})
     if reason is not None:
         fall_back(op, reason, (q, *(caches or {}).values()))

@@ -1,11 +1,12 @@
-"""Scaled dot-product attention: torch's fused CPU kernel, with the options that it lacks.
+"""Scaled dot-product attention by torch's flash kernel for CPU, with the options that this kernel lacks.
 
-``dlinfer.ops.attention.semantics`` explains the formula and its arguments. torch's CPU flash kernel (the one that
-``torch.nn.functional.scaled_dot_product_attention`` picks) sums in float32, serves grouped query heads without
-repeating keys, and returns zeros for a query without visible keys. Sinks follow from its log-sum-exp ``lse``:
-out * exp(lse) / (exp(lse) + exp(sink)) = out * sigmoid(lse - sink).
-It needs one head size for q, k and v, so smaller heads are padded. It has no soft cap: scores of calls with one are
-computed here, in float32."""
+``dlinfer.ops.attention.semantics`` explains the formula and its arguments.
+``torch.nn.functional.scaled_dot_product_attention`` picks the flash kernel too. The kernel sums in float32, serves
+grouped query heads without repeating keys, and returns zeros for a query without visible keys.
+
+Three things are added here. Sinks: the kernel also returns the scores' log-sum-exp ``lse``, and out * exp(lse) /
+(exp(lse) + exp(sink)) = out * sigmoid(lse - sink). Head sizes: the kernel needs one size for q, k and v, so smaller
+heads are padded. Soft cap: the kernel has none, so scores of a call with a soft cap are computed here, in float32."""
 
 from dataclasses import dataclass
 
@@ -18,9 +19,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 @dataclass(frozen=True)
 class Extras:
-    """The options of a call beyond softmax(q k) v.
+    """The options of an attention call.
 
-    slopes: ALiBi's, which broadcast with [batch, heads, queries, keys]; None without ALiBi.
+    slopes: the ALiBi slopes, which broadcast with [batch, heads, queries, keys]; None without ALiBi.
     sinks: broadcasts with [batch, heads, queries]; None without sinks."""
 
     scale: float
@@ -35,8 +36,8 @@ def attend(
     """Return the attention of q over the keys that are not hidden: a new tensor [batch, heads, queries, size of v].
 
     q: [batch, heads, queries, size]. k: [batch, kv_heads, keys, size]. v: [batch, kv_heads, keys, size of v].
-    distance: key position - query position. hidden: bool, or None if no key is hidden. Both have the rank of [batch,
-        heads, queries, keys] and broadcast with it.
+    distance: key position - query position. hidden: bool, or None if no key is hidden. Both tensors have four
+        dimensions, and broadcast with [batch, heads, queries, keys].
     """
     bias = None
     if extras.slopes is not None:
@@ -50,7 +51,7 @@ def attend(
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, extras: Extras) -> Tensor:
-    """Run torch's flash kernel, and apply sinks. Shapes are those of ``attend``.
+    """Run torch's flash kernel, and apply sinks. Tensors have the shapes of ``attend``.
 
     bias: added to the scores, or None. causal: query i sees keys 0..i only."""
     size, size_v = q.shape[3], v.shape[3]

@@ -1,4 +1,4 @@
-"""bfloat16 matrices packed in 12 bits a number, on CPU: their products and rows, in C++ (csrc/bf12)."""
+"""Kernels for bfloat16 matrices packed in 12 bits a number: matrix products and embedding, in C++ (csrc/bf12)."""
 
 import torch
 from torch import Tensor

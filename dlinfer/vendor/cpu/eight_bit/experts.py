@@ -1,6 +1,6 @@
 """Mixture of experts with 8-bit weights on CPU: tokens sorted by expert, then two products for each chosen expert.
 
-The products read the chosen experts' weights in place, and no others.
+The products read the chosen experts' weights in place. Weights of other experts are not read.
 """
 
 from functools import partial

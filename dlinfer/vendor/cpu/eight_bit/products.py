@@ -1,7 +1,7 @@
-"""Products of 8-bit numbers: exact for int8; float rows with float8 weights, dequantised piece by piece.
+"""Products with 8-bit weights: int8 rows by int8 weights, exactly; and float rows by float8 weights.
 
-The C++ kernels read the weight in place; the float8 kernel is for few rows, such as a decode step's. For other calls
-torch multiplies one piece of the weight after the other."""
+C++ kernels read the weight in place, but the one for float8 serves only calls with few rows, such as a decode step's.
+Torch serves the other calls: it converts and multiplies the weight piece by piece."""
 
 import functools
 
@@ -21,7 +21,7 @@ FEWEST_COLUMNS = 64
 """The fewest columns of an int8 result to compute in one product, even if the result has many rows."""
 
 FEW_FP8_ROWS = 16
-"""The most rows of activations to give the C++ kernel: it dequantises the whole weight again for every four rows."""
+"""The most rows for the C++ kernel of float8 weights. It dequantises the whole weight again for every four rows."""
 
 
 def scaled_int8_product(
@@ -29,8 +29,8 @@ def scaled_int8_product(
 ) -> Tensor:
     """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
 
-    a: int8 [rows, in]. a_scale: [rows], float32 or float64; sums are scaled in its dtype. b: int8 [out, in]. b_scale:
-    [out], of a_scale's dtype. bias: [out] of dtype.
+    a: int8 [rows, in]. b: int8 [out, in]. a_scale: [rows], float32 or float64; the int32 sums are scaled in this dtype.
+        b_scale: [out], of the same dtype as a_scale. bias: [out], of ``dtype``.
     """
     fits = dtype in FLOATS and a_scale.dtype is b_scale.dtype is torch.float32
     kernel = compiled("linear_w8a8", a, b, dtype=dtype) if fits else None
@@ -47,7 +47,7 @@ def scaled_int8_product(
 
 
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b.T of int8 [rows, in] and int8 [out, in], as int32."""
+    """Return the int32 product a @ b.T of int8 a [rows, in] and int8 b [out, in]."""
     if _torch_is_exact() and a.shape[1] > 1:  # torch 2.13 returns uninitialised memory for one column
         return int_mm(a, b.t())
     wide = a.to(torch.float64)
@@ -60,7 +60,7 @@ def int8_product(a: Tensor, b: Tensor) -> Tensor:
 def scaled_fp8_product(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """Return (a @ b.T) * a_scale * b_scale of float8 a and b, rounded to dtype, + bias."""
+    """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias. a: float8 [rows, in]. b: float8 [out, in]."""
     return fp8_product(
         a.to(torch.float32) * a_scale[:, None], b, b_scale[:, None], (1, b.shape[1]), dtype, bias
     )
@@ -71,8 +71,9 @@ def fp8_product(
 ) -> Tensor:
     """Return x @ (weight * scale).T, rounded to dtype, + bias.
 
-    x: [rows, in], float32. weight: float8_e4m3fn [out, in]. scale: float32, one for each block[0] rows and block[1]
-    columns of the weight. bias: [out] of dtype. The product is computed in float64 if x, scale or dtype is float64.
+    x: [rows, in], float32 or float64. weight: float8_e4m3fn [out, in]. scale: one number for each block[0] rows and
+        block[1] columns of the weight, float32 or float64. bias: [out], of ``dtype``. The product is computed in
+        float64 if x, scale or dtype is float64.
     """
     fits = dtype in FLOATS and x.dtype is scale.dtype is torch.float32 and weight.shape[1] > 0
     few = fits and x.shape[0] <= FEW_FP8_ROWS
@@ -100,9 +101,9 @@ def _widened(
 
 
 def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[int, int]]:
-    """Split a weight's rows into pieces, as pairs (first row, end). Each begins at a multiple of ``multiple``.
+    """Split a weight's rows into pieces of about PIECE elements; return pairs (first row, end).
 
-    most: the most rows of a piece."""
+    multiple: each first row is a multiple of this number. most: the most rows of a piece."""
     rows, columns = weight.shape
     step = max(min(PIECE // max(columns, 1), most) // multiple, 1) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
@@ -110,5 +111,8 @@ def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[
 
 @functools.cache
 def _torch_is_exact() -> bool:
-    """Return whether torch's int8 product is exact. Without VNNI or AMX oneDNN adds pairs in 16 bits, and saturates."""
+    """Return whether torch's int8 product is exact on this CPU.
+
+    Without VNNI or AMX, oneDNN adds pairs of products in 16 bits, and large sums saturate.
+    """
     return any("vnni" in flag or flag == "amx_int8" for flag in cpu_flags().split())

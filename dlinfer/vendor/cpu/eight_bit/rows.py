@@ -31,6 +31,9 @@ def add_rms_norm_w8a8(
 
 
 def rounded_in_blocks(x: Tensor, block_size: int, power_of_two: bool) -> Tensor:
-    """Round x to float8 with a scale for each block of a row, and return the rounded numbers in float32."""
+    """Round x to float8 with one scale for each block of a row, and return the rounded numbers in float32.
+
+    power_of_two: round each scale up to a power of two.
+    """
     kernel = compiled("rounded_in_blocks", x) if x.dtype in FLOATS else None
     return (kernel or eight_bit.rounded_in_blocks)(x, block_size, power_of_two)

@@ -1,6 +1,6 @@
 """Mixtures of experts with packed 4-bit weights, on CPU: tokens sorted by expert, two products for each chosen expert.
 
-The products read the chosen experts' weights in place, and no others.
+The products read the chosen experts' weights in place. Weights of other experts are not read.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,10 @@ from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmu
 from dlinfer.vendor.cpu.moe import gated_silu
 
 _ROWS = 4096
-"""The most rows, of all experts together, whose activations are in memory at a time. Rarely splits an expert's rows."""
+"""The most rows, of all experts together, whose activations are in memory at a time.
+
+A limit below it rarely splits an expert's rows.
+"""
 
 
 def fused_moe_w4a16(
@@ -82,8 +85,11 @@ def routed(
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 
-    gate_up, down: the products before and after the activation, with results of any dtype. Each takes rows and an
-        expert. All other work is done for all experts at once: for one token it takes as long as a product."""
+    gate_up, down: functions that multiply (rows, expert) by the expert's gate and up weights, and by its down weight.
+        Their results may have any dtype. activated: the activation between the two, of gate and up.
+
+    Only these products run expert by expert. All other work is done for all experts at once, because for one token each
+    such operation takes as long as a product."""
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -102,9 +108,9 @@ def routed(
 
 
 def _spans(chosen: list[int], counts: list[int], first: int, behind: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (expert, begin, end) for the experts with rows in [first, behind). begin, end: relative to ``first``.
+    """Yield (expert, begin, end) for the experts with rows in [first, behind). begin and end count from ``first``.
 
-    chosen, counts: the experts and their numbers of rows, in the rows' order."""
+    chosen, counts: the chosen experts, and how many rows each of them has. Rows are sorted by expert in this order."""
     end = 0
     for expert, count in zip(chosen, counts, strict=True):
         begin, end = max(end, first), end + count

@@ -11,7 +11,7 @@ _WIDENED_WORDS = 64  # words of a row that are dequantised at a time, 8 columns 
 
 
 def native_matmul() -> str:
-    """Return the name of the C++ kernel for the precision that the user allows for activations."""
+    """Return the name of the C++ kernel. It rounds activations to int8 only if DLINFER_CPU_ACTIVATIONS allows that."""
     rounds = settings.current().cpu_activations == "int8"
     return "weight_quant_matmul_int8" if rounds else "weight_quant_matmul"
 
@@ -39,7 +39,7 @@ def mxfp4_matmul(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
 def _widened(
     x: Tensor, packing: Packing, qweight: Tensor, scales: Tensor, offset: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Return x times the weight, plus bias, by torch. Dequantises a few columns at a time, not the whole weight."""
+    """Return x times the weight, plus bias, by torch. A few columns of the weight are dequantised at a time."""
     wide = torch.promote_types(x.dtype, torch.float32)
     parts, wide_x = [], x.to(wide)
     for first in range(0, qweight.shape[1], _WIDENED_WORDS):

@@ -1,6 +1,6 @@
 """The cgroups of this process for one controller, in both interfaces (v1 and v2).
 
-A limit of an ancestor holds for this process too, so a hierarchy lists all ancestors. Contracts: the kernel's
+An ancestor's limit holds for this process too, so a hierarchy lists all ancestors. The kernel documents the files in
 Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst."""
 
 import os
@@ -17,7 +17,10 @@ class Hierarchy(NamedTuple):
 
 
 def hierarchies(controller: str, root: Path = Path("/")) -> Iterator[Hierarchy]:
-    """Yield the hierarchies that may limit this process for a controller, such as ``memory``. root: for tests."""
+    """Yield the hierarchies that may limit this process for a controller, such as ``memory``.
+
+    root: the folder with ``proc`` and ``sys``; only tests pass another.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = list(_mounts(root))
@@ -45,7 +48,10 @@ def hierarchies(controller: str, root: Path = Path("/")) -> Iterator[Hierarchy]:
 
 
 class _Mount(NamedTuple):
-    """A line of mountinfo. mounted: the folder of the filesystem that is mounted. point: the mount point."""
+    """One mount of /proc/self/mountinfo.
+
+    mounted: the filesystem's folder that is visible at ``point``, the mount point.
+    """
 
     filesystem: str
     options: list[str]

@@ -13,9 +13,9 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableCpus:
     """The CPUs of this process.
 
-    logical: numbers of the logical CPUs that its affinity allows. cores: how many physical cores they are. nodes: how
-        many NUMA nodes they are on. machine: how many logical CPUs the machine has. quota: in CPUs; None without a
-        limit."""
+    logical: numbers of the logical CPUs that the process's affinity allows. cores, nodes: how many physical cores and
+        NUMA nodes these CPUs belong to. machine: how many logical CPUs the machine has. quota: CPU time per time, such
+        as 1.5 CPUs; None without a limit."""
 
     logical: frozenset[int]
     cores: int
@@ -29,7 +29,7 @@ class UsableCpus:
         return self.cores if self.quota is None else max(1, min(self.cores, ceil(self.quota)))
 
     def physical(self, root: Path = Path("/")) -> dict[tuple[int, ...], int]:
-        """Return each core's logical CPUs -> the core's NUMA node, sorted by the first CPU.
+        """Return a mapping from each core to its NUMA node. A core is the tuple of its logical CPUs that are allowed.
 
         root: the folder with ``proc`` and ``sys``, for tests."""
         nodes = {

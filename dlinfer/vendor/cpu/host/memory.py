@@ -1,10 +1,11 @@
 """The memory that this process may still use: the host's free memory, or a cgroup's room if that is less.
 
-A process in a container that trusts the host's numbers is killed when its cgroup is full. Standard library only.
+In a container the kernel kills a process when its cgroup is full, however much memory the host has. Standard library
+only.
 
-Contracts: cgroup v1 (kernel Documentation/admin-guide/cgroup-v1/memory.rst), cgroup v2
-(Documentation/admin-guide/cgroup-v2.rst), MemAvailable (Documentation/filesystems/proc.rst). Inactive page cache
-(inactive_file) counts as free, as in the kubelet's working set: the kernel drops it before it kills.
+The files are documented in the kernel's Documentation: admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst and
+filesystems/proc.rst (MemAvailable). Inactive page cache (inactive_file) counts as free, as in the kubelet's working
+set: the kernel drops it before it kills.
 """
 
 import os
@@ -18,8 +19,8 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableMemory(NamedTuple):
     """One bound on this process's memory, in bytes.
 
-    available: the bytes still free under the bound, never negative. limit: the bound itself.
-    source: the origin of the numbers, for people.
+    available: the bytes still free under the bound, never negative. limit: the bound itself. source: where the numbers
+        come from, for messages.
     """
 
     available: int
@@ -42,7 +43,7 @@ _NAMES = {
 
 
 def usable_memory(root: Path = Path("/")) -> UsableMemory:
-    """Return the bound of ``bounds()`` with the least available memory now.
+    """Return the tightest bound: of all ``bounds()``, the one with the least available memory now.
 
     root: the folder with ``proc`` and ``sys``, for tests. Reads files only; takes under a millisecond.
     """

@@ -1,6 +1,6 @@
 """Divide this host's CPUs, memory nodes and free memory among the processes (ranks) of one model.
 
-Without a share each rank starts a thread for every core, and takes the whole free memory for its own.
+Without a share each rank would start a thread for every core, and count all free memory as its own.
 """
 
 import ctypes
@@ -42,9 +42,9 @@ class Share:
 def share_of(index: int, count: int, root: Path = Path("/")) -> Share:
     """Return the share of rank ``index`` of ``count`` ranks on this host.
 
-    With at least as many NUMA nodes as ranks, a share is whole nodes. Otherwise it is a part of the cores of one node
-    or, if the ranks do not divide evenly among the nodes, of all cores. With fewer cores than ranks, all ranks share
-    all CPUs.
+    If there are at least as many NUMA nodes as ranks, a share is one or more whole nodes. Otherwise a share is a part
+    of the cores of one node or, if the ranks do not divide evenly among the nodes, of all cores. If there are fewer
+    cores than ranks, all ranks share all CPUs.
     root: the folder with ``proc`` and ``sys``, for tests."""
     usable = usable_cpus(root)
     by_node: dict[int, list[tuple[int, ...]]] = {}
@@ -67,7 +67,10 @@ def share_of(index: int, count: int, root: Path = Path("/")) -> Share:
 
 
 def has_room_for(count: int) -> bool:
-    """Return whether so many ranks can run at once, so that one may wait for the others without sleeping."""
+    """Return whether ``count`` ranks can run at once.
+
+    If so, a rank may spin, not sleep, while it waits for the others.
+    """
     usable = usable_cpus()
     return usable.cores >= count and (usable.quota is None or usable.quota >= count)
 
@@ -79,8 +82,8 @@ def _part(items: list[_T], index: int, count: int) -> list[_T]:
 def take(share: Share) -> None:
     """Limit this process to a share: the CPUs of all its threads, the number of torch's threads, its memory's node.
 
-    If the user has set ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``, torch's number of threads is kept. If it is more
-    than the share has CPUs, CPUs and memory are not limited either."""
+    If the user has set ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``, torch's number of threads is kept. If this number
+    exceeds the share's CPUs, neither CPUs nor memory are limited."""
     if not any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         torch.set_num_threads(share.threads)
     if torch.get_num_threads() > len(share.cpus) or not sys.platform.startswith("linux"):
@@ -93,7 +96,7 @@ def take(share: Share) -> None:
 
 
 def _prefer_memory_of(node: int) -> None:
-    """Let this thread, and the threads that it starts, take memory of a NUMA node as long as that node has some."""
+    """Let this thread, and threads that it starts, take memory of one NUMA node first, of others if it is full."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return
@@ -107,9 +110,9 @@ def _prefer_memory_of(node: int) -> None:
 
 
 class MemoryShare:
-    """The part of the free memory that one rank may use, fixed before any rank has taken some.
+    """The part of the free memory that one rank may use, fixed before any rank allocates.
 
-    Other ranks allocate while this one asks, so a part of what is free then would be too little.
+    Once other ranks have allocated, an equal part of the memory that is still free would be too little.
     """
 
     def __init__(self, count: int) -> None:
@@ -117,7 +120,7 @@ class MemoryShare:
         self._count, self._budget, self._before = count, whole.available // count, _own_memory()
 
     def usable(self) -> UsableMemory:
-        """Return what this process may still allocate of its part of the memory. ``limit`` is its part of the limit."""
+        """Return how much of its part this process may still allocate. ``limit`` is its part of the whole limit."""
         whole = usable_memory()
         left = self._budget - (_own_memory() - self._before)
         available = max(0, min(whole.available, left))
@@ -125,7 +128,7 @@ class MemoryShare:
 
 
 def _own_memory() -> int:
-    """Return the size in bytes of this process's memory that no file backs; 0 where the system does not tell."""
+    """Return the size in bytes of this process's memory that no file backs; 0 where the system does not report it."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("RssAnon:"):

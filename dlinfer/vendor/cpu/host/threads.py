@@ -1,8 +1,8 @@
 """Fit torch's number of threads to the CPUs that this process may use.
 
-torch starts a thread for each physical core. A quota (``docker run --cpus=4``, a Kubernetes limit) grants CPU time for
-each period. Too many threads use up that time early. Then all threads, even the server's event loop, stand still until
-the period ends."""
+By default torch starts a thread for each physical core. A quota (``docker run --cpus=4``, a Kubernetes limit) grants
+CPU time for each period. Too many threads use up that time early. Then all threads, even the server's event loop, stand
+still until the period ends."""
 
 import os
 

@@ -1,6 +1,7 @@
-"""Calls of torch's own ops that the C++ kernels take over.
+"""Choose the calls of torch's own ops that C++ kernels take over.
 
-torch's ops also take vectors as weights, other dtypes, devices and layouts. Such calls stay with torch."""
+The C++ kernels serve only common cases. torch's ops also take vectors as weights, other dtypes, devices and layouts;
+calls with these stay with torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,10 @@ def _is_plain_linear(node: fx.Node) -> bool:
 
 
 def _is_plain_attention(node: fx.Node) -> bool:
-    """Return whether q, k and v are 4-D, of one float dtype and in host memory. The kernel checks masks itself."""
+    """Return whether q, k and v are 4-D, of one float dtype and in host memory, without dropout.
+
+    The C++ kernel checks masks itself.
+    """
     values = map_arg(arguments(node), fake)
     read = [values[name] for name in ("query", "key", "value")]
     return (
@@ -115,4 +119,4 @@ ATEN_CALLS: dict[Any, Callable[[fx.Node], bool]] = {
     _aten.linear.default: _is_plain_linear,
     _aten.scaled_dot_product_attention.default: _is_plain_attention,
 }
-"""Op -> function that returns whether the op's C++ kernel serves a call."""
+"""Op of torch -> function that returns whether a C++ kernel serves a call of this op."""

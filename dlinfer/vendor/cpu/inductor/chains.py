@@ -1,11 +1,13 @@
-"""Chains: runs of steps that need no Python, executed by one call of csrc/chain.
+"""Chains: runs of a program's steps that need no Python, so that one call of C++ (csrc/chain) executes them.
 
-A step can join a chain if it calls a C++ kernel or is a view, and all its arguments are tensors and numbers. A chain
-runs the same kernels in the same order. It only saves the time of Python and the dispatcher in each call: some
-milliseconds for a decode step of a model of 24 layers. Meanwhile other Python threads can run.
+A step can join a chain if it calls a C++ kernel or is a view, and all its arguments are tensors, numbers and dtypes. A
+chain runs the same kernels in the same order as its steps. It saves the time that Python and the dispatcher take for
+each kernel: some milliseconds for each decoded token of a model of 24 layers. While a chain runs, other Python threads
+can run.
 
-A chain is encoded as integers, which ``csrc/chain/chain.cpp`` reads: the numbers of tensors, registers and sizes, then
-the steps, then the registers of the chain's results. Before each list stands its length."""
+A chain is encoded as integers, which ``csrc/chain/chain.cpp`` reads: the numbers of inputs, registers, sizes and steps,
+then the steps, then the registers of the chain's results. A register holds one tensor during a run. Before each list
+stands its length."""
 
 import functools
 import struct
@@ -27,7 +29,7 @@ from dlinfer.vendor.cpu.inductor.kernels import places_of
 SHORTEST = 3
 """The fewest steps of a chain. Shorter runs are called step by step."""
 LONG = 64
-"""The fewest steps, about those of a few layers, of a chain that waiting threads hear of (``Chain.is_long``)."""
+"""A chain of at least so many steps, about those of a few layers, announces a long computation (``Chain.is_long``)."""
 
 # Views, and reshape, which copies only if it must. The dispatcher takes longer than their work.
 _VIEWS = frozenset(
@@ -46,15 +48,15 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _KERNEL, _DISPATCHED, _CONTIGUOUS = range(3)
 
 _dropped: deque[int] = deque()
-"""Handles of chains that nothing refers to any more. The next chain to be made frees their memory."""
+"""Handles of chains that no Python object refers to any more. Making the next chain frees their memory."""
 
 
 class _NotChainableError(Exception):
-    """This step cannot join a chain."""
+    """A step cannot join a chain."""
 
 
 def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mapping[str, Callable[..., Any]]]:
-    """Replace runs of steps by chains; return the new steps, and callee -> chain.
+    """Replace runs of steps by chains. Return the new steps, and a mapping from each chain's callee to the chain.
 
     kept: the names of values that are read after the last step.
     """
@@ -81,7 +83,7 @@ def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mappin
 
 
 def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
-    """Return the end of the longest chain from ``begin``, and the writer that has encoded its steps."""
+    """Return the end of the longest chain from ``begin``, and the writer that has encoded the chain's steps."""
     writer = _Writer()
     end = begin
     while end < len(steps) and writer.take(steps[end]):
@@ -96,7 +98,7 @@ def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
 
 
 def _items_first(steps: Sequence[Step]) -> list[Step]:
-    """Move each step that takes an item of a sequence to the place right behind the step that makes the sequence."""
+    """Move each step that takes one item of a tuple or list of results right behind the step that returns the tuple."""
     items: dict[str, list[Step]] = {}
     sequences = {name for step in steps if isinstance(step.results, str) for name in step.names}
     for step in steps:
@@ -130,10 +132,10 @@ def _last_reads(steps: Sequence[Step], kept: Iterable[str]) -> dict[str, int]:
 
 @dataclass
 class _Written:
-    """A step that has been encoded, and the step itself as ``part``.
+    """One call in the encoding of a chain.
 
-    head: its encoded callee. arguments: encoded. gives_list: whether it returns a list. results, reads: the registers
-        that it writes and reads."""
+    head: the encoded callee. arguments: the encoded arguments. gives_list: whether the call returns a list. results,
+        reads: the registers that the call writes and reads. part: the step that the call belongs to."""
 
     head: list[int]
     arguments: list[int]
@@ -170,7 +172,7 @@ class _Writer:
         return True
 
     def leaves_sequence(self, following: Sequence[Step]) -> bool:
-        """Return whether following steps read a sequence of this chain."""
+        """Return whether one of the following steps reads a tuple or list of tensors that this chain computes."""
         return any(
             name in self._sequences
             for step in following
@@ -202,7 +204,7 @@ class _Writer:
             raise _NotChainableError
 
     def _take_layout(self, step: Step) -> None:
-        """Encode a call of ``graph.ir.layout.laid_out``: copy unless the tensor is dense in this order of dims."""
+        """Encode a call of ``graph.ir.layout.laid_out``, which copies a tensor unless its layout is right."""
         source, order = step.args
         argument = self._argument("Tensor", source)
         if order is not None:
@@ -274,7 +276,7 @@ class _Writer:
                 raise _NotChainableError
 
     def _tensor(self, value: Value | Constant) -> int:
-        """Return the register of a tensor. An input gets a negative number, which ``joined`` replaces."""
+        """Return the register of a tensor. An input of the chain has a negative number, which ``joined`` replaces."""
         key = _key(value)
         if key in self._sequences:
             raise _NotChainableError
@@ -292,9 +294,9 @@ class _Writer:
     # --- the whole chain
 
     def joined(self, read_later: Iterable[str], callee: str) -> tuple[Step, Callable[..., Any]]:
-        """Return the step that replaces all the encoded ones, and the chain that it calls.
+        """Return the step that replaces all encoded steps, and the chain that this step calls.
 
-        read_later: names of the results that later steps read; only these are results of the chain."""
+        read_later: names of the values that later steps read. The chain returns only these."""
         names = tuple(name for name in read_later if name in self._registers)
         results = [self._registers[name] for name in names]
         code = self._code(results)
@@ -328,7 +330,7 @@ class _Writer:
 
 
 def _placed(arguments: list[int], place: Callable[[int], int]) -> list[int]:
-    """Replace registers in encoded arguments. place: register -> its number in the complete chain."""
+    """Return encoded arguments with each register replaced by ``place(register)``, its number in the complete chain."""
     placed, at = [arguments[0]], 1
     while at < len(arguments):
         kind, value = arguments[at], arguments[at + 1]
@@ -347,12 +349,15 @@ def _text(text: str) -> list[int]:
 
 
 def _key(value: Value | Constant) -> str:
-    """Return the name of a value or constant, with a prefix for constants, since a value may have the same name."""
+    """Return the name of a value or constant. A constant's has a prefix, because a value may have the same name."""
     return value.name if isinstance(value, Value) else f"constant {value.name}"
 
 
 def _kind(formal: Any) -> str:
-    """Return an argument's type in a signature, "ScalarType" for a dtype: torch's ``type`` says "int" for a dtype."""
+    """Return the type of an argument in an op's signature.
+
+    For a dtype torch's ``type`` is "int"; here it is "ScalarType".
+    """
     return "ScalarType" if str(formal.real_type) == "ScalarType" else str(formal.type)
 
 
@@ -375,7 +380,7 @@ def _op(callee: str) -> torch._ops.OpOverload:
 
 
 def _bound(op: torch._ops.OpOverload, step: Step) -> Iterable[tuple[Any, Any]]:
-    """Yield pairs: an argument of the op's signature, and its value in the step."""
+    """Yield each argument of the op's signature, paired with its value in the step."""
     kind, _, name = step.callee.partition(" ")
     places = places_of(name) if kind == "native" else None
     args = step.args if places is None else [step.args[place] for place in places]
@@ -397,12 +402,13 @@ def _free_dropped() -> None:
 
 
 class Chain:
-    """A callable chain. The library keeps it in memory as long as this object lives.
+    """A callable chain. The C++ library keeps the chain's code in memory as long as this object lives.
 
-    The garbage collector may drop a chain at any time, also while a thread traces. A call of torch would then be
-    recorded in the graph, so the memory is freed later, when the next chain is made.
+    The garbage collector may drop this object at any time, also while a thread traces a graph. Tracing records every
+    call of torch, so the code cannot be freed by a call of torch at that moment. It is freed when the next chain is
+    made.
 
-    is_long: before it runs, the chain tells waiting threads that a long computation begins (``utils.computing``)."""
+    is_long: each run first announces a long computation to waiting threads (``utils.computing``)."""
 
     def __init__(self, code: list[int], is_long: bool = False) -> None:
         self._is_long = is_long

@@ -1,4 +1,7 @@
-"""Compile each distinct cluster once, for all layers and graphs that repeat it."""
+"""Compile each distinct cluster once, for all layers and graphs that repeat it.
+
+A cluster is a group of pointwise ops and reductions that inductor compiles together.
+"""
 
 import hashlib
 import itertools
@@ -30,9 +33,11 @@ from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 
 @dataclass
 class _Compiled:
-    """A compiled cluster. ``origin`` says where it comes from, ``reason`` why its nodes run one by one.
+    """A cluster that is compiled, or whose nodes run one by one.
 
-    assumptions: what the compiler assumed about the symbols of sizes. measure: tells whether a call has little work."""
+    assumptions: guards on sizes that the compiler added. origin: "compiled", "disk", or "eager" if the nodes run one
+        by one. reason: why they run one by one. stored: whether it is on disk. measure: finds the calls with little
+        work."""
 
     run: Callable[..., Any]
     assumptions: list[str]
@@ -43,7 +48,7 @@ class _Compiled:
 
     @property
     def origin_again(self) -> str:
-        """The origin that later uses report: "shared", or "eager" again for a cluster that runs node by node."""
+        """The origin in reports of later uses: "shared", or still "eager" for a cluster whose nodes run one by one."""
         return self.origin if self.origin == "eager" else "shared"
 
 
@@ -57,13 +62,16 @@ class ClusterCompiler:
         self._lock = threading.Lock()
 
     def run(self, name: str) -> Callable[..., Any]:
-        """Return the function for a name that ``compile`` returned: from the cluster's inputs to its outputs."""
+        """Return the function of a cluster, from its inputs to its outputs. name: what ``compile`` returned."""
         return self._runs[name]
 
     def load(self, name: str, cache: ArtifactCache) -> bool:
-        """Load a cluster from the disk cache for ``run(name)``; return False if the cache holds no sound artifact.
+        """Load a cluster from the disk cache, for ``run(name)``.
 
-        Artifacts with assumptions about sizes count as missing, since no guards are checked for loaded clusters."""
+        Return False if the cache holds no sound artifact of it.
+
+        An artifact with assumptions about sizes counts as missing, because nothing would check these assumptions
+        here."""
         with self._lock:
             known = self._compiled.get(name) or cache.load_named(name, _read)
             if known is None or known.assumptions or known.origin == "eager":
@@ -79,10 +87,10 @@ class ClusterCompiler:
     def compile(
         self, subgraph: Subgraph, cache: ArtifactCache, refused: str | None = None
     ) -> tuple[str, ClusterReport]:
-        """Compile a subgraph, or find an equal one. Return the name for ``run``, and a report.
+        """Compile a subgraph, or find an equal one that is compiled. Return the name for ``run``, and a report.
 
-        refused: why compiled loops are not trusted on this CPU; the subgraph then runs node by node. None trusts
-            them."""
+        refused: a reason not to trust compiled loops on this CPU; the subgraph's nodes then run one by one. None if
+            compiled loops are trusted."""
         start = time.perf_counter()
         surroundings = _Surroundings(environment(), code_generator())
         spelling = digest(canonical_text([surroundings.text, *spelled(subgraph.graph_module)]))
@@ -115,9 +123,12 @@ class ClusterCompiler:
     def _fitting(
         self, first: Key, graph: fx.GraphModule, twins: Twins, cache: ArtifactCache, refused: str | None
     ) -> tuple[str, str]:
-        """Return name and origin of a compilation of this graph whose assumptions hold for the graph's sizes.
+        """Find or make a compilation of ``graph`` whose assumptions hold for the model's sizes.
 
-        first: the key of the first variant. Each compilation with other assumptions is the next variant."""
+        Return its name and origin.
+
+        One graph may be compiled several times under different assumptions. These compilations are variants 0, 1, 2,
+        ... of one key. first: the key of variant 0."""
         for variant in itertools.count():
             key = replace(first, variant=variant)
             name = key.name
@@ -137,19 +148,25 @@ class ClusterCompiler:
 
 
 def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:
-    """Wrap a subgraph so that its results have the strides of the fakes: decompositions may choose other layouts."""
+    """Return a function that runs a subgraph and gives each result the strides of its fake tensor.
+
+    Decompositions may return other strides.
+    """
     return _in_layouts(subgraph.graph_module, map(fake, subgraph.outputs))
 
 
 def node_by_node(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Run a graph's ops one by one. Results get the strides of the fakes, since other steps rely on them."""
+    """Return a function that runs a graph's ops one by one and gives each result the strides of its fake tensor.
+
+    Other steps rely on these strides.
+    """
     (outputs,) = graph.graph.output_node().args
     assert isinstance(outputs, (list, tuple))
     return _in_layouts(graph, (fake(node) if isinstance(node, fx.Node) else node for node in outputs))
 
 
 def _in_layouts(function: Callable[..., Any], values: Iterable[Any]) -> Callable[..., Any]:
-    """Wrap a function so that each of its results has the order of dimensions of the value at its place."""
+    """Wrap a function so that its result number i gets the memory order of dimensions of ``values[i]``."""
     orders = [dense_order(value) if isinstance(value, torch.Tensor) else None for value in values]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -182,9 +199,9 @@ def code_generator() -> dict[str, Any]:
 
 
 def spelled(graph_module: fx.GraphModule) -> list[str]:
-    """Return a graph as lines that are equal for graphs that differ only in names of nodes and symbols.
+    """Return a graph as lines of text. Graphs that differ only in names of nodes and symbols have equal lines.
 
-    Comparing them is cheap: a layer that repeats an earlier one need not be traced again.
+    Comparing lines is cheap, so a layer that repeats an earlier layer need not be traced again.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     ranges = symbols.symbol_ranges([fake(node) for node in placeholders])
@@ -216,7 +233,7 @@ def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: _Surroundings
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
-    """Yield a line for each node that is no input. Lines refer to other nodes by number."""
+    """Yield a line for each node that is no input. The lines refer to other nodes by number, not by name."""
     names: dict[fx.Node, str] = {}
     for index, node in enumerate(graph_module.graph.nodes):
         names[node] = f"%{index}"
@@ -246,7 +263,7 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
 
 
 def _written(compiled: _Compiled) -> bytes:
-    """Serialise the assumptions and the measure as a line of JSON, followed by torch's own bytes."""
+    """Serialise a compiled cluster: a line of JSON with assumptions and measure, followed by torch's own bytes."""
     known = [compiled.assumptions, compiled.measure and astuple(compiled.measure)]
     return json.dumps(known).encode() + b"\n" + inductor.save_loops(compiled.run)
 

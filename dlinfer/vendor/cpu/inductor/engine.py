@@ -1,8 +1,9 @@
-"""The graph engine ``inductor``: it calls kernels directly, and inductor compiles loops for everything between them.
+"""The graph engine ``inductor`` for CPU: it calls kernels directly, and torch's inductor compiles the ops between them.
 
-A region becomes a program of steps. Library calls, dlinfer's attention and cache ops, writes and random draws are steps
-of their own, in the model's order, so no cache is cloned. The pointwise work and reductions between two such steps are
-one cluster. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
+A region (the part of a model's graph that one engine runs) becomes a program of steps. Library calls, dlinfer's
+attention and cache ops, writes and random draws are steps of their own, in the model's order, so no cache is cloned.
+The pointwise ops and reductions between two such steps form one cluster, which inductor compiles to loops. Weights are
+inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ from dlinfer.vendor.cpu.inductor.selftest import CLUSTERS, EVERY_DTYPE, selftest
 
 @dataclass
 class _Notes:
-    """Notes that are collected while a region is compiled, with the fields of CompiledRegion."""
+    """What a compilation collects for the fields of CompiledRegion that have the same names."""
 
     placement: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -57,7 +58,7 @@ class InductorEngine(Engine):
         self.selftest = self._selftest = selftest()
 
     def refuses(self, node: fx.Node) -> str | None:
-        """Return why a node is refused: a higher-order op or another device. None for others: all have kernels."""
+        """Return a reason to refuse a node: it is a higher-order op, or it uses another device; else None."""
         if node.op == "call_function" and isinstance(node.target, dispatcher.HigherOrderOperator):
             return f"{node.target} is a higher-order op"
         for reader in (node, *node.all_input_nodes):
@@ -111,9 +112,11 @@ class InductorEngine(Engine):
         return CompiledRegion(program, result.placement, result.refused, result.clusters)
 
     def _kernel(self, node: fx.Node, folder: Path, result: _Notes, options: CompileOptions) -> str:
-        """Return the reference to a node's kernel: in C++ or, if that cannot be built or fails its self-test, torch's.
+        """Return the callee for a node: its C++ kernel or, if that cannot be used, the vendor's or torch's kernel.
 
-        If the vendor's kernel refuses the call, the op's reference runs. Each replacement obeys the fallback policy."""
+        A C++ kernel cannot be used if it cannot be built or fails its self-test. If the vendor's kernel refuses the
+        call, dlinfer's reference implementation of the op runs. Both replacements are reported, and the fallback policy
+        may forbid them."""
         reference = kernels.callee_of(node)
         reason = None
         if reference.startswith("native "):
@@ -128,14 +131,17 @@ class InductorEngine(Engine):
         return reference
 
     def _fault_of_native(self, node: fx.Node, reference: str, folder: Path) -> str | None:
-        """Return why a C++ kernel must not be used here; None if it may. folder: dlinfer's cache."""
+        """Return a reason not to use a node's C++ kernel here; None if it may be used.
+
+        reference: the kernel's callee. folder: dlinfer's cache.
+        """
         missing = native.why_not(folder / "native")
         if missing is not None:
             return f"the C++ kernels cannot be built: {missing}"
         return self._selftest.failure(reference, kernels.precision_of_call(node))
 
     def _known_cluster(self, cluster: Cluster, folder: Path) -> Step | None:
-        """Return a step that computes a cluster with a C++ kernel; None if no usable kernel computes it."""
+        """Return a step that computes a whole cluster with one C++ kernel; None if no usable kernel does."""
         operands = gated_sum_of(cluster)
         (total,) = cluster.outputs if operands is not None else (None,)
         if operands is None or total is None or self._fault_of_native(total, CALLEE, folder) is not None:
@@ -143,7 +149,7 @@ class InductorEngine(Engine):
         return Step(total.name, "kernel", CALLEE, refer(operands), {}, model_line(total))
 
     def identity(self, cache_dir: Path) -> Mapping[str, object]:
-        """Return this engine's part of a cache key: whether C++ kernels can be used, and the loops' code generator."""
+        """Return this engine's part of a cache key: whether it can use C++ kernels, and its code generator."""
         return {"native_kernels": native.why_not(cache_dir / "native") is None} | code_generator()
 
     def join(
@@ -153,7 +159,7 @@ class InductorEngine(Engine):
         return join(steps, outputs)
 
     def resolve(self, callee: str) -> Function:
-        """Return the function for a callee of this engine's programs."""
+        """Return the function that a callee in this engine's programs names."""
         kind, _, name = callee.partition(" ")
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
 
@@ -193,16 +199,17 @@ class InductorEngine(Engine):
 
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
-    """Return the steps that call a kernel: the call, and a change of layout if its results may have other strides.
+    """Return the steps that call a node's kernel: the call and, if needed, one that restores the fake results' strides.
 
-    The graph needs the fakes' strides. torch's kernels may choose others, and attention returns heads side by side."""
+    Later steps rely on these strides. Only C++ kernels, except attention, are sure to return contiguous tensors. kind,
+    reference: the kind and the callee of the call's step."""
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)
 
 
 def _merge(reports: list[ClusterReport], new: ClusterReport) -> int:
-    """Count one more use of a cluster. Return how often it is used so far in the region."""
+    """Add one use of a cluster to the reports. Return how often the region uses this cluster so far."""
     for report in reports:
         if report.key == new.key:
             report.uses += 1

@@ -1,7 +1,7 @@
-"""Put results that leave a region into torch's own memory, since the code that gets them may resize it.
+"""Put the results that leave a region into memory that torch can resize, because the region's caller may resize it.
 
-Large results between two steps come from a pool (csrc/common/result_memory.h). torch cannot resize the pool's memory,
-but FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``."""
+Large results that only pass from step to step come from a pool (csrc/common/result_memory.h). torch cannot resize the
+pool's memory, but FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,18 @@ from dlinfer.graph.ir.program import Step
 from dlinfer.vendor.cpu import native
 
 LOOPS_ESCAPE = "loops_escape"
-"""The callee that switches loops between pool and torch's memory. Kernels have a switch that chains can call."""
+"""The callee that switches inductor's loops from the pool to torch's memory, or back.
+
+C++ kernels have another switch, which chains can call.
+"""
 
 
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
-    """Return the steps, with a switch to torch's memory around each one whose large results leave the region.
+    """Return the steps, with two more around each step whose large results leave the region.
 
-    A step that raises outside a chain leaves the switch on until its thread runs the next such step. Until then all
-    results come from torch's memory, which only takes longer."""
+    The first of the two makes results come from torch's memory; the second switches back to the pool. If a step raises
+    outside a chain, the second does not run. The thread's results then come from torch's memory until it runs the next
+    such pair, which only takes longer."""
     if native.why_not() is not None:
         return list(steps)
     leaving = {memory for node in graph.output_node().all_input_nodes for memory in storages(node)}

@@ -1,7 +1,7 @@
-"""Decide which nodes inductor compiles into loops, so that neighbours fuse.
+"""Decide which nodes inductor compiles into loops, so that neighbouring nodes fuse.
 
-Each node is decomposed as inductor would do it. A node fuses if inductor has a loop for each op that it decomposes
-into. Otherwise it is a library call (matmul, attention, sort), which gains nothing from fusion."""
+Each node is decomposed as inductor would do it. A node becomes loops if inductor has a loop for each op of the node's
+decomposition. Otherwise it is a library call (matmul, attention, sort), which gains nothing from fusion."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ _answers: dict[str, int] = {}
 
 
 def loops_of(node: fx.Node) -> int:
-    """Return the number of elementary loops that inductor makes of a pure node; 0 if it calls a library."""
+    """Return the number of elementary loops that inductor makes of a pure node; 0 if the node must stay a call."""
     op = overload(node)
     if op is None or op in QUANTISING or is_norm_call(node) or is_call(node):
         return 0
@@ -84,7 +84,7 @@ def loops_of(node: fx.Node) -> int:
 
 
 def is_norm_call(node: fx.Node) -> bool:
-    """Return whether a node is a norm that a kernel computes, not inductor's loops."""
+    """Return whether a node is a norm that a kernel computes, not a loop."""
     if overload(node) not in NORMS:
         return False
     dtype = tensors_of(node)[0].dtype
@@ -107,13 +107,19 @@ def _gives_other_numbers(op: torch._ops.OpOverload, node: fx.Node) -> bool:
 
 
 def _counts_all_elements(op: torch._ops.OpOverload, node: fx.Node) -> bool:
-    """Return whether a node is an argmax or argmin over all dimensions. Loops would number elements in memory order."""
+    """Return whether a node is an argmax or argmin over all dimensions.
+
+    Loops would number the elements in memory order, which is not torch's order for every layout.
+    """
     name = op._schema.name.removeprefix("aten::")
     return name in ("argmax", "argmin") and arguments(node)["dim"] is None
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a float or bool comes from a tensor's values. Loops take only numbers that depend on sizes."""
+    """Return whether a symbolic float or bool depends on a tensor's values.
+
+    Loops take only numbers that depend on sizes.
+    """
     return isinstance(value, (torch.SymFloat, torch.SymBool)) and bool(symbols.free_unbacked_symbols(value))
 
 
@@ -130,7 +136,7 @@ def _key(node: fx.Node) -> str:
 
 
 def decompositions() -> dict[Any, Any]:
-    """Return inductor's decompositions, and the reference of each dlinfer op as the op's decomposition."""
+    """Return inductor's decompositions. Those of dlinfer's pure ops are the ops' reference implementations."""
     ours = {spec.overload: spec.reference for spec in registry().values() if not spec.mutates}
     return inductor.decompositions() | ours
 
@@ -162,12 +168,12 @@ def _count_loops(node: fx.Node) -> int:
 
 
 def _example(value: Any) -> Any:
-    """Return a value to trace with. For a float or bool that depends on sizes it is the value at capture."""
+    """Return a value to trace with: for a symbolic float or bool its number at capture, else the value itself."""
     return value.node.hint if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
 class _Hole:
-    """Stands for an argument that is another node's result. index: its number among these arguments."""
+    """Stands for an argument of a node that is another node's result. index: its number among such arguments."""
 
     def __init__(self, index: int) -> None:
         self.index = index

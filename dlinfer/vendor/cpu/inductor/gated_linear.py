@@ -1,4 +1,4 @@
-"""Fuse a linear layer and the silu_and_mul right behind it into one C++ kernel. The result is the same bit for bit."""
+"""Fuse a linear layer and the silu_and_mul right behind it into one C++ kernel, with bitwise equal results."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,10 @@ CALLEES = {
 
 
 def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | None:
-    """Return the last step if it is a linear layer that only ``node`` reads; else None.
+    """Return the step before ``node`` if it is a linear layer to fuse with ``node``, a silu_and_mul; else None.
 
-    reference: the node's callee, which must be silu_and_mul. steps: the steps before the node.
+    Only ``node`` may read the layer's result. reference: the callee of ``node``; if it is not silu_and_mul's, the
+    result is None. steps: the steps before ``node``.
     """
     if reference != "native silu_and_mul" or not steps or node.kwargs:
         return None

@@ -1,7 +1,7 @@
 """Recognise clusters that a C++ kernel computes: x + sigmoid(gate) * y, which adds a shared expert's result.
 
-The sum stands between matrix products, so it has nothing to fuse with. Calling inductor's loops from Python takes
-longer than the work itself in a decode step, and ends a chain."""
+This sum stands between matrix products, so it has no neighbours to fuse with. As a cluster it would also end a chain
+(``chains.py``), and calling its loops from Python would take longer than the work itself in a decode step."""
 
 import torch
 from torch import Tensor, fx
@@ -33,7 +33,7 @@ def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
 
 
 def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] | None:
-    """Return the two arguments of a call of ``op``, last the one that is a result of ``of``; None for other nodes."""
+    """If a node calls ``op`` on two nodes and one of them calls ``of``, return both, that one last; else None."""
     if overload(node) is not op or node.kwargs or len(node.args) != 2:
         return None
     for plain, other in (node.args, node.args[::-1]):

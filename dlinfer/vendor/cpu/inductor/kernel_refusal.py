@@ -1,4 +1,4 @@
-"""Ask a vendor's kernel whether it takes a node, by the node's fakes."""
+"""Ask a vendor's kernel, by a node's fake tensors, whether it takes the node's call."""
 
 from torch import fx
 from torch.fx.node import map_arg
@@ -10,9 +10,10 @@ from dlinfer.ops.core.spec import NAMESPACE
 
 
 def kernel_refusal(node: fx.Node) -> str | None:
-    """Return why a call of a dlinfer op would run on the op's reference; None if a kernel takes it, and for other ops.
+    """Return the reason if a node calls a dlinfer op and the vendor's kernel refuses these arguments; else None.
 
-    The kernel is that of the vendor that is active on the node's device."""
+    The op's reference implementation runs in place of a kernel that refuses. The vendor is the active one of the node's
+    device."""
     op = overload(node)
     if op is None or op.namespace != NAMESPACE:
         return None

@@ -1,4 +1,7 @@
-"""The callees of nodes that are not loops. They call a vendor's kernels without torch's dispatcher."""
+"""The callees of nodes that are not loops: names of kernels, and the functions that the names stand for.
+
+The functions call a vendor's kernels without torch's dispatcher.
+"""
 
 import functools
 from collections.abc import Callable
@@ -45,7 +48,7 @@ _NATIVE = {
 
 
 def callee_of(node: fx.Node, *, native: bool = True) -> str:
-    """Return the reference to a node's kernel, for ``resolve``. native=False: the C++ kernels cannot be used."""
+    """Return the callee of a node: the name of its kernel, for ``resolve``. native: whether C++ kernels can be used."""
     op = overload(node)
     if op is None:
         return callee.reference(node.target)
@@ -91,13 +94,19 @@ def precision_of_call(node: fx.Node) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether this vendor's own kernel serves an op: another vendor's kernel may expect another cache layout."""
+    """Return whether this vendor's own kernel serves an op on CPU.
+
+    Another vendor may be active with kernels of its own, which may expect another cache layout.
+    """
     vendor = discovery.activate_default("cpu")
     return vendor is not None and kernel_authors(vendor).get(name) == "cpu"
 
 
 def _has_own_layout() -> bool:
-    """Return whether caches have this vendor's layout. Another vendor may use its kernels on views of other caches."""
+    """Return whether KV caches have this vendor's layout.
+
+    Another vendor may use this vendor's kernels, and give them views of caches in its own layout.
+    """
     return kv_order("cpu") == KVCacheLayout.order
 
 
@@ -106,7 +115,10 @@ def _is_plain_fill(node: fx.Node) -> bool:
 
 
 def _is_plain_mixture(node: fx.Node) -> bool:
-    """Return whether a mixture's first tensor, logits or hidden states, has a dtype of the C++ kernels."""
+    """Return whether a mixture of experts has only positional arguments, the first one of a dtype of the C++ kernels.
+
+    The first argument is the router's logits, or the hidden states.
+    """
     return not node.kwargs and fake(node.args[0]).dtype in NATIVE_FLOATS  # pyright: ignore[reportArgumentType]
 
 
@@ -124,9 +136,10 @@ def _is_plain_paged(node: fx.Node) -> bool:
 
 
 def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
-    """Return whether the C++ kernel can read a call's tensors as they are. If not, the vendor's function copies them.
+    """Return whether the C++ kernel can read an attention call's tensors as they are.
 
-    The kernel takes the op's arguments by position, so none may be given by name."""
+    If not, the vendor's Python function copies them. keys, values: the names of the arguments that hold them. The
+    kernel takes the op's arguments by position, so the node may pass none by name."""
     if node.kwargs:
         return False
     fakes = map_arg(arguments(node), fake)
@@ -159,7 +172,7 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Return the function for a reference that ``callee_of`` returned."""
+    """Return the function that a callee names. reference: what ``callee_of`` returned."""
     kind, _, name = reference.partition(" ")
     if kind == "native":
         return _native(name)
@@ -187,9 +200,9 @@ def _native(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def places_of(name: str) -> tuple[int, ...] | None:
-    """Return the indices of the op's arguments that its C++ kernel takes; None if it takes all of them in their order.
+    """Return the indices of an op's arguments that its C++ kernel takes; None if it takes all of them in their order.
 
-    For example, the kernel takes no block size, since the cache's shape has it."""
+    For example, the kernel takes no block size, since the cache's shape has it. name: of the op and the kernel."""
     spec = registry().get(name)
     if spec is None:
         return None

@@ -1,8 +1,8 @@
-"""Make attention's bool masks additive, once for all layers.
+"""Turn bool masks of attention into additive masks, once for all layers.
 
 ``scaled_dot_product_attention`` turns a bool mask into a tensor of zeros and minus infinities at each call: the same
 tensor 24 times in a model of 24 layers. For a prompt of 512 tokens and a cache of 1024 that takes 2 to 3 % of the time.
-This pass makes the tensor before the first layer, in the loops that compute the mask, with the same values."""
+This pass makes the tensor once before the first layer, with the same values, in the loops that compute the mask."""
 
 import torch
 from torch import fx
@@ -45,7 +45,10 @@ def share_additive_masks(graph_module: fx.GraphModule) -> list[Edit]:
 
 
 def _is_expanded(mask: torch.Tensor) -> bool:
-    """Return whether a mask is expanded. A dense additive mask would be larger, and live until the last layer."""
+    """Return whether a mask has a dimension of stride 0, made by ``expand``.
+
+    Its additive mask would be dense, so it would be larger, and it would stay in memory until the last layer.
+    """
     places = zip(mask.shape, mask.stride(), strict=True)
     return any(fixed_size(stride) == 0 and fixed_size(size) != 1 for size, stride in places)
 

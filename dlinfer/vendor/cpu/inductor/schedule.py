@@ -1,8 +1,9 @@
 """The running order of a region: kernels in the model's order, and clusters of loops between them.
 
-Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that fuses moves as late as
-its users, and later writes to its inputs, allow. So the nodes before one kernel form one cluster. The repeated layers
-of a model give equal clusters, which are compiled once."""
+Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that inductor compiles to
+loops moves as late as its users, and later writes to its inputs, allow. So all such nodes that are needed by the same
+kernel meet right before it, and form one cluster. The repeated layers of a model give equal clusters, which are
+compiled once."""
 
 import operator
 from collections.abc import Sequence
@@ -57,7 +58,11 @@ def schedule(graph: fx.Graph, *, smallest: int) -> list[Item]:
 
 
 def _kinds(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """Return each node's kind. Loops need known strides: a node that reads a tensor with uncertain ones is a kernel."""
+    """Return the kind of each node: "loop", "kernel", "view" or "size".
+
+    Inductor's loops need the strides of the tensors that they read. So a node that reads a tensor of uncertain strides
+    is a kernel.
+    """
     kinds: dict[fx.Node, str] = {}
     uncertain: set[int] = set()
     for node in calls:
@@ -82,7 +87,7 @@ def _kind(node: fx.Node) -> str:
 
 
 def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
-    """Give views and sizes of a tensor that is reshaped in place the kind of kernels, so that they keep their order."""
+    """Give views and sizes of tensors that are reshaped in place the kind "kernel": only kernels keep their order."""
     reshaped = reshaped_memory(calls)
     for node in calls:
         if kinds[node] in ("view", "size") and not reshaped.isdisjoint(memory_read(node)):
@@ -92,7 +97,10 @@ def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
 def _latest_slots(
     graph: fx.Graph, calls: Sequence[fx.Node], kinds: dict[fx.Node, str]
 ) -> dict[fx.Node, float]:
-    """Return node -> the latest slot that it can run in. Kernel number k is in slot k + 0.5; slot k comes before it."""
+    """Return node -> the latest slot in which the node can run.
+
+    Kernel number k, from 0, runs in slot k + 0.5. Other nodes run in whole slots: slot k comes right before kernel k.
+    """
     effects = effects_of(graph)
     kernels = [node for node in calls if kinds[node] == "kernel"]
     number = {node: index for index, node in enumerate(kernels)}
@@ -120,7 +128,7 @@ def _latest_slots(
 
 
 def _after(writer: fx.Node, effects: Effects) -> fx.Node:
-    """Return the node after a writer. An open interval that ends there includes the write."""
+    """Return the node after a writer, as the end for ``Effects.written_between``, which excludes its end."""
     follower = writer.next
     return follower if follower in effects.position else writer
 
@@ -146,9 +154,9 @@ def _slot_items(nodes: list[fx.Node], kinds: dict[fx.Node, str], smallest: int) 
 
 
 def _with_liveness(graph: fx.Graph, items: Sequence[Item], kinds: dict[fx.Node, str]) -> list[Item]:
-    """Return the items that are needed, with the body and outputs of each cluster.
+    """Drop items that nothing needs, and fill in the body and outputs of each cluster.
 
-    A cluster computes the views and sizes that it reads itself, so most of them are not needed as items."""
+    A cluster computes the views and sizes that it reads itself, so most of these are not needed as items."""
     needed = set(graph.output_node().all_input_nodes)
     order = {node: index for index, node in enumerate(graph.nodes)}
     kept: list[Item] = []
@@ -171,7 +179,7 @@ def _with_liveness(graph: fx.Graph, items: Sequence[Item], kinds: dict[fx.Node, 
 def _body(
     members: Sequence[fx.Node], order: dict[fx.Node, int], kinds: dict[fx.Node, str]
 ) -> tuple[fx.Node, ...]:
-    """Return the members with the views and sizes that they read, in the graph's order."""
+    """Return a cluster's members and the views and sizes that they read, in the graph's order."""
     body = set(members)
     waiting = list(members)
     while waiting:

@@ -1,6 +1,6 @@
 """The self-test of this vendor's C++ kernels and compiled loops.
 
-A compiler builds both for this CPU; another CPU runs other instructions.
+Both are compiled for the CPU at hand, so tests on another CPU do not show that they are right here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,10 @@ from dlinfer.vendor.cpu.inductor.twins import twins_of
 from dlinfer.vendor.cpu.selftest import kernels as kernel_selftest
 
 CLUSTERS, EVERY_DTYPE = "clusters", "every dtype"
-"""Name and precision of the only case of compiled loops. It has all dtypes at once: one compilation takes seconds."""
+"""Name and precision of the only case of compiled loops.
+
+It has all dtypes at once, since each compilation takes seconds.
+"""
 
 
 def selftest() -> SelfTest:

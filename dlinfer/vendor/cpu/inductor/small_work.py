@@ -1,8 +1,8 @@
-"""Run clusters with little work on one thread: it has finished before other threads would have begun.
+"""Run clusters with little work on one thread, which finishes before other threads would have begun.
 
 Inductor's loops over a varying number of rows use all threads, with a barrier after each loop. In a decode step a
 cluster has a few microseconds of work, and starting and joining threads takes several times that. So a cluster's work
-is measured once, as a function of the size of one input, and the calling thread runs small calls alone."""
+is expressed once, as a function of the size of one input. The calling thread then runs small calls alone."""
 
 import ctypes
 import functools
@@ -29,7 +29,7 @@ class Measure:
 
 
 def measure_of(graph: fx.GraphModule) -> Measure | None:
-    """Return the rule for a decomposed graph. None: it always has much work, or several inputs decide how much."""
+    """Return the rule for a decomposed graph; None if its work is always large, or depends on several inputs."""
     counts = [
         value.numel()
         for node in graph.graph.nodes
@@ -49,7 +49,7 @@ def measure_of(graph: fx.GraphModule) -> Measure | None:
 
 
 def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[..., Any]:
-    """Wrap a cluster so that calls with little work start no threads."""
+    """Wrap a compiled cluster so that its calls with little work run on the calling thread alone."""
     set_threads = _set_threads()
     if measure is None or set_threads is None:
         return run
@@ -72,8 +72,8 @@ def by_one_thread(run: Callable[..., Any], measure: Measure | None) -> Callable[
 def _set_threads() -> Callable[[int], None] | None:
     """Return OpenMP's function that sets the number of threads for the calling thread.
 
-    None if it cannot be found, or does not control torch's threads. torch.set_num_threads is no substitute: it sets the
-    number only for threads that have not yet asked for it."""
+    None if that function cannot be found, or does not control torch's threads. torch.set_num_threads is no substitute:
+    it sets the number only for threads that have not yet asked for it."""
     try:
         setter = ctypes.CDLL(None).omp_set_num_threads
     except (OSError, AttributeError, TypeError):

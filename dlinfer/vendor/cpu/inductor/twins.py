@@ -1,8 +1,8 @@
 """Twins: fake copies of a subgraph's inputs, with fresh size symbols in place of the model's.
 
-Compiled code of a subgraph must not depend on the model's symbols: other layers, graphs and processes have other ones.
-The fresh symbols have the same ranges and example values as the model's. The compiler makes assumptions about them,
-which are checked against the model's symbols afterwards."""
+Compiled code of a subgraph must not depend on the model's symbols, because equal subgraphs of other layers, graphs and
+processes have other symbols. The fresh symbols have the same ranges and example values as the model's. The compiler
+makes assumptions about the fresh symbols, which are checked against the model's symbols afterwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,11 @@ from dlinfer.graph.torch_private import fake_mode, symbol_guards, symbols
 
 @dataclass
 class Twins:
-    """values: the twin of each fake, in order. mode: their fake mode. original: fresh symbol -> the model's symbol."""
+    """The twins of some fake tensors and numbers.
+
+    values: the twins, in order. mode: their fake mode. original: fresh symbol -> the model's symbol. environment: the
+        model's shape environment; None if no size is symbolic.
+    """
 
     values: list[Any]
     mode: fake_mode.FakeTensorMode
@@ -23,11 +27,14 @@ class Twins:
     environment: Any = None
 
     def assumptions(self) -> list[str]:
-        """Return what the compiler assumed about the twins' symbols, each assumption as an expression."""
+        """Return the guards that the compiler added on the twins' symbols, as expressions."""
         return symbol_guards.guards_of(self.mode)
 
     def holds(self, assumptions: Sequence[str]) -> bool:
-        """Return whether assumptions hold for the model's symbols. If so, add guards for them to the model."""
+        """Return whether assumptions about the fresh symbols hold for the model's.
+
+        If so, add guards for them to the model.
+        """
         return symbol_guards.guard_all(assumptions, self.original, self.environment)
 
 

@@ -1,1 +1,1 @@
-"""Ops with a state for each sequence, on CPU. No Python loop runs over tokens; in prefill none runs over sequences."""
+"""Ops with a state for each sequence, on CPU. No Python loop runs over tokens or sequences."""

@@ -1,8 +1,8 @@
 """The gated delta rule: decoding takes one step of the rule, prefill cuts sequences into chunks.
 
-The changes of the state by a chunk's tokens solve a unit triangular system (the WY form of Yang et al., 2024,
-arXiv:2406.06484). So a few batched products compute all chunks of a batch. Only states pass from chunk to chunk, in as
-many steps as the longest sequence has chunks."""
+Within a chunk, the changes of the state by all its tokens solve a unit triangular system (the WY form of Yang et al.,
+2024, arXiv:2406.06484). So a few batched products compute all chunks of a batch. Only states pass from chunk to chunk,
+in as many steps as the longest sequence has chunks."""
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def gated_delta_rule(
 
 
 def _read(state: Tensor, x: Tensor) -> Tensor:
-    """Return state [..., value size, key size] times x [..., key size]."""
+    """Return the batched matrix-vector product of state [..., value size, key size] and x [..., key size]."""
     return (state @ x[..., None])[..., 0]
 
 
@@ -59,7 +59,8 @@ def _chunked(
 ) -> Tensor:
     """Apply the rule to packed sequences, and return the outputs of all tokens.
 
-    Writes the new states into ``state`` [sequences, heads, value size, key size]."""
+    lengths: how many tokens each sequence has. Writes the new states into ``state`` [sequences, heads, value size, key
+        size]."""
     longest = int(lengths.max())
     size = min(_CHUNK, 1 << (longest - 1).bit_length())
     counts = (lengths + (size - 1)) // size

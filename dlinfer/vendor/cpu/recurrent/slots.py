@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def states_of(cache: Tensor, state_ids: Tensor, fresh: Tensor) -> Tensor:
-    """Copy each sequence's state; zeros for a sequence that begins or has no slot, whatever its slot holds."""
+    """Copy each sequence's state. A sequence that begins, or has no slot, gets zeros, whatever the slot holds."""
     states = cache.index_select(0, state_ids.clamp(min=0))
     empty = fresh | (state_ids < 0)
     return states.masked_fill_(empty.view(-1, *(1,) * (cache.dim() - 1)), 0)

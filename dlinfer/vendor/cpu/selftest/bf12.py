@@ -22,7 +22,10 @@ def cases(native: Callable[[str], Callable[..., Tensor]]) -> Iterator[Case]:
 
 
 def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case:
-    """Return a case that sums products of -1, 0 and 1, which are exact in any order."""
+    """Return a case of a gated linear layer with packed weights, in which every sum is exact in any order.
+
+    The inputs are -1, 0 and 1. The weights are these numbers divided by 16.
+    """
     gates, inputs = small_whole(72, columns, 2) / 16, [small_whole(rows, columns, rows) for rows in ROWS]
 
     def run() -> Sequence[Tensor]:
@@ -39,7 +42,7 @@ def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case
 
 
 def _packing(native: Callable[[str], Callable[..., Tensor]]) -> Case:
-    """Return a case that packs all bfloat16 numbers of one sign once each, so that most do not fit into 12 bits."""
+    """Return a case that packs nearly every positive bfloat16 number once. Most of them do not fit into 12 bits."""
     weight = torch.arange(2**15).short().view(_NARROW)[: 127 * 258].view(127, 258)
 
     def run() -> Sequence[Tensor]:

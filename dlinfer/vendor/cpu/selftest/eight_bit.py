@@ -27,7 +27,7 @@ def _over_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _widened(native: Native) -> Case:
-    """Return a case that dequantises every float8 number by powers of two, in rows that no register's size divides."""
+    """Return a case that dequantises every float8 number by powers of two, in rows that do not fill whole registers."""
     bits = torch.arange(67 * 137).view(67, 137).remainder(256).to(torch.uint8)
     scale = 2.0 ** small_whole(5, 3, 2)
 
@@ -44,9 +44,10 @@ def _widened(native: Native) -> Case:
 
 
 def _rows(native: Native, dtype: torch.dtype) -> Case:
-    """Return a case that quantises rows to ``dtype``.
+    """Return a case that quantises rows of ``dtype`` to 8 bits, directly and after an RMS norm.
 
-    Whole numbers have scale 1, so quantisation does not change them. The results of an RMS norm have about 1/100.
+    The rows of whole numbers get scale 1, so quantisation does not change them. The results of the norm get a scale of
+    about 1/100.
     """
     x = small_whole(5, 203, 1) * 40
     x[:, 7] = 127

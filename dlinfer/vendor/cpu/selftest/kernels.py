@@ -1,6 +1,6 @@
 """The self-test of this vendor's C++ kernels.
 
-The compiler builds them for this CPU; another CPU runs other instructions.
+They are compiled for the CPU at hand, so tests on another CPU do not show that they are right here.
 """
 
 import math
@@ -106,9 +106,10 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
 
 
 def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
-    """Return a case that sums at most 200 products of -1, 0 and 1 with integers from -15 to 15: exact in any order.
+    """Return a case of products with a 4-bit weight, whose sums are exact in any order.
 
-    rounds: the inputs have a 127 in each group, so that quantising them to int8 changes nothing."""
+    Each sums at most 200 products of -1, 0 and 1 with integers from -15 to 15, times a power of two. rounds: test the
+    kernel that rounds inputs to int8. Each group of inputs then has a 127, so that the group's scale is 1."""
     packing = AWQ.of_groups(48)
     numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
     qweight, qzeros = packing.pack(numbers.long()), packing.pack_zeros(zeros.long())
@@ -133,9 +134,9 @@ def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
 
 
 def _mxfp4_linear(dtype: torch.dtype) -> Case:
-    """Return a case that sums at most 192 products of -1, 0 and 1 with halves from -6 to 6, times powers of two.
+    """Return a case of products with an mxfp4 weight, whose sums are exact in any order.
 
-    All sums are exact in any order."""
+    Each sums at most 192 products of -1, 0 and 1 with multiples of 0.5 from -6 to 6, times a power of two."""
     generator = torch.Generator().manual_seed(0)
     qweight = torch.randint(-(2**31), 2**31, (192, 17), generator=generator).to(MXFP4.storage)
     scales, inputs = 2.0 ** small_whole(6, 136, 3), [small_whole(rows, 192, rows) for rows in ROWS]
@@ -193,9 +194,10 @@ def _rows_of_table(dtype: torch.dtype) -> Case:
 
 
 def _masked(dtype: torch.dtype) -> Case:
-    """Return a case of 70 queries, and of one query. Each sees a range of 60 keys among 300.
+    """Return a case of attention under a mask: query i of 70 sees keys 3i to 3i + 59 of 300.
 
-    There are two sequences, and three query heads for each key head."""
+    The kernel gets the mask as bools and as numbers to add, and in a third call only the last query. There are two
+    sequences, and three query heads for each key head."""
     q, k, v = (
         small_whole(2 * heads * rows, 40, rows).view(2, heads, rows, 40)
         for heads, rows in ((6, 70), (2, 300), (2, 301))
@@ -246,7 +248,7 @@ def _copied(dtype: torch.dtype) -> Case:
 
 
 def _summed(dtype: torch.dtype) -> Case:
-    """Whole numbers of two ranks, here two threads, which sum them exactly."""
+    """Return a case that sums whole numbers of two ranks, which are two threads here. The sums are exact."""
     parts = [small_whole(3, 203, shift).to(dtype) for shift in (1, 2)]
 
     def run() -> Sequence[Tensor]:
@@ -276,7 +278,12 @@ def _summed(dtype: torch.dtype) -> Case:
 
 
 def _tokens(dtype: torch.dtype) -> Case:
-    """Return a case of next tokens: among equal logits, in the order of tokens, and among halving probabilities."""
+    """Return a case of the kernels that take the largest logit and that draw a token.
+
+    One input has 2500 equal logits: the lowest token is the largest, and a draw goes through these tokens in order. In
+    the other input each token is half as probable as the next one. From it tokens are also drawn under a limit: top-k,
+    top-p or min-p.
+    """
     equal = torch.zeros(4, 5000)
     equal[:, 1::2] = -torch.inf
     halving = -torch.arange(1000).flip(0).repeat(4, 1) * math.log(2)
