@@ -1,6 +1,6 @@
-"""Gated activations whose gate and up are two tensors (Shazeer, 2020, arXiv:2002.05202).
+"""Gated activations of two tensors, gate and up (Shazeer, 2020, arXiv:2002.05202).
 
-Both tensors may be strided views, so the two halves of ``silu_and_mul``'s tensor need no copy.
+Both tensors may be strided views. So two halves of one tensor, as ``silu_and_mul`` takes it, need no copy.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,10 @@ TOLERANCES = {
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Compute silu(gate) * up, where silu(a) = a / (1 + exp(-a)).
 
-    gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides. Returns a new tensor of
-    gate's shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before it is multiplied, as the
-    two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
+    gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
+
+    Returns a new tensor of gate's shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before the
+    product, as in HF transformers' gated MLPs, which compute the two one after the other. Raises OpArgumentError.
     """
     return (functional.silu(gate) * up).contiguous()
 
@@ -38,8 +39,8 @@ def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
     tanh: compute gelu(a) by the approximation 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))).
 
-    Returns a new tensor of gate's shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before
-    it is multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
+    Returns a new tensor of gate's shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before the
+    product, as in HF transformers' gated MLPs, which compute the two one after the other. Raises OpArgumentError.
     """
     return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()
 

@@ -1,4 +1,4 @@
-"""Gated activations (Shazeer, 2020, arXiv:2002.05202)."""
+"""The gated activation of one tensor that holds gate and up (Shazeer, 2020, arXiv:2002.05202)."""
 
 from collections.abc import Iterator
 
@@ -22,9 +22,10 @@ TOLERANCES = {
 def silu_and_mul(x: Tensor) -> Tensor:
     """Compute silu(gate) * up, where gate and up are the halves of the last dimension, and silu(a) = a / (1 + exp(-a)).
 
-    x: [..., 2 * intermediate], float32, float16 or bfloat16, any strides. Returns a new tensor
-    [..., intermediate] of x's dtype. Nothing is mutated. silu(gate) is rounded to x's dtype before it is
-    multiplied, as the two operations of HF transformers' gated MLPs do. Raises OpArgumentError.
+    x: [..., 2 * intermediate], float32, float16 or bfloat16, any strides.
+
+    Returns a new tensor [..., intermediate] of x's dtype. Nothing is mutated. silu(gate) is rounded to x's dtype before
+    the product, as in HF transformers' gated MLPs, which compute the two one after the other. Raises OpArgumentError.
     """
     gate, up = x.chunk(2, dim=-1)
     return (functional.silu(gate) * up).contiguous()

@@ -15,7 +15,7 @@ from dlinfer.ops.core.spec import Tolerance, fused_op
 
 @fused_op(mutates=("k_cache", "v_cache"), tolerances=Tolerance(0.0, 0.0, "values are copied"))
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:
-    """The torch op behind ``dlinfer.ops.fill_kv_cache``. This op returns nothing."""
+    """The torch op behind ``dlinfer.ops.fill_kv_cache``, which documents the arguments. Returns nothing."""
     keys, values = canonical(k_cache), canonical(v_cache)
     block_size = keys.shape[1]
     check_slots(kv_start_indices, keys)

@@ -19,7 +19,7 @@ def canonical(cache: Tensor) -> Tensor:
 def kv_order(device_type: str) -> str:
     """Return the order of a cache's dimensions under the device's active vendor, such as "BSHD".
 
-    This makes the default vendor active if no vendor is. Dynamo guards the order, so traced code that calls this
+    If no vendor is active, this activates the default one. Dynamo guards on the order, so traced code that calls this
     function is recompiled when the order changes.
     """
     _activate(device_type)
@@ -27,9 +27,9 @@ def kv_order(device_type: str) -> str:
 
 
 def guard_layout(cache: Tensor) -> None:
-    """Make Dynamo guard the layout of ``cache``, so that a change of the vendor's layout recompiles the model.
+    """Make Dynamo guard on the layout of ``cache``, so that the model is recompiled when the vendor's layout changes.
 
-    Dynamo guards only values that a branch depends on, hence the comparison.
+    Dynamo guards only on values that a branch depends on. So this function has a branch on the layout.
     """
     if kv_order(cache.device.type) == "":
         raise AssertionError("a layout names its dimensions")
@@ -46,7 +46,7 @@ _activate._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMember
 
 
 def packed(x: Tensor) -> Tensor:
-    """Return a view of x [1, tokens, heads, size] as [tokens, heads, size], and any other tensor unchanged."""
+    """Return a view [tokens, heads, size] if x is [1, tokens, heads, size]; return any other x unchanged."""
     return x[0] if x.dim() == 4 and x.shape[0] == 1 else x
 
 

@@ -1,27 +1,29 @@
 """Quantised KV caches: the storage of keys and values in 8 or 4 bits. The formats are LMDeploy's.
 
-``quant_bits`` is LMDeploy's ``quant_policy``. The cache of each format, for head size D:
+``quant_bits`` is LMDeploy's ``quant_policy``. For head size D the caches are:
 
 - 8, int8: uint8 [blocks, block_size, kv_heads, D];
 - 4, int4: uint8 [blocks, block_size, kv_heads, D / 2]; byte i holds element i in its low four bits and element
   i + D / 2 in its high four bits;
-- 16, fp8: float8_e4m3fn, and 17: float8_e5m2 [blocks, block_size, kv_heads, D].
+- 16, fp8: float8_e4m3fn [blocks, block_size, kv_heads, D];
+- 17, fp8: float8_e5m2 [blocks, block_size, kv_heads, D].
 
-Formats 8 and 4 are asymmetric. The vector of each token and head has its own scale and zero. A second tensor for each
-cache stores them: [blocks, block_size, kv_heads, 2], of the model's dtype. With ``levels`` = 255 or 15 and x the vector
-in float32::
+Formats 8 and 4 are asymmetric. Each token's vector of each head has its own scale and zero. A second tensor for each
+cache stores these: [blocks, block_size, kv_heads, 2], of the model's dtype. With ``levels`` = 255 or 15 and x the
+vector in float32::
 
     scale = max((max x - min x) / levels, max |x| / 2^15), or 1 where that is 0
     zero = -min x / scale
     code = clamp(floor(x / scale + zero + 1/2), 0, levels)          x is read as (code - zero) * scale
 
 This is LMDeploy's arithmetic (``pytorch/kernels/cuda/fill_kv_cache.py``) except in three cases, where LMDeploy's gives
-NaN or wraps around. A vector of equal elements has a scale other than 0. The bound max |x| / 2^15 of the scale keeps
-the zero finite in float16. Codes are clamped, and are computed from the stored scale and zero, which are rounded to the
-model's dtype. A value that is read differs from x by at most scale / 2 + 1.5 eps max |x|, with the eps of the model's
-dtype. A vector with an infinity or NaN is read as NaN.
+NaN or wraps around. First, a vector of equal elements has a scale other than 0. Second, the bound max |x| / 2^15 of the
+scale keeps the zero finite in float16. Third, codes are clamped, and are computed from the stored scale and zero, which
+are rounded to the model's dtype. A value that is read differs from x by at most scale / 2 + 1.5 eps max |x|, with the
+eps of the model's dtype. A vector with an infinity or NaN is read as NaN.
 
-Formats 16 and 17 have one float32 scale for a whole cache. The caller passes it (LMDeploy: 1), and no op writes it::
+Formats 16 and 17 have one float32 scale for a whole cache. The caller passes this scale (LMDeploy passes 1), and no op
+writes it::
 
     code = x / scale, clamped to the format's largest finite numbers and rounded to nearest;  x is read as code * scale
 """
@@ -49,12 +51,15 @@ _LARGEST_ZERO = 1 << 15
 
 
 def is_scaled_by_token(quant_bits: int) -> bool:
-    """Return whether each token and head has its own scale and zero. The op that writes the cache computes them."""
+    """Return whether a format has a scale and a zero for each token and head.
+
+    The op that writes the cache computes both.
+    """
     return quant_bits in (INT4, INT8)
 
 
 def stored_size(head_size: int, quant_bits: int) -> int:
-    """Return the size of a cache's last dimension. ``head_size`` must be even for int4."""
+    """Return the size of the last dimension of a quantised cache. ``head_size`` must be even for int4."""
     return head_size // 2 if quant_bits == INT4 else head_size
 
 
@@ -67,10 +72,12 @@ def read_size(cache: Tensor, quant_bits: int) -> int:
 
 
 def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Quantise x [..., head_size]. Return new codes [..., stored size], and new scales and zeros [..., 2] (fp8: None).
+    """Quantise x [..., head_size].
+
+    Return the codes [..., stored size], and the scales and zeros [..., 2]; None for fp8.
 
     scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is used. For fp8 the scale, one
-    element. Computed in float32 (float64 for float64).
+        element. Computed in float32 (float64 for float64).
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not is_scaled_by_token(quant_bits):
@@ -117,10 +124,11 @@ Scales = Tensor | Sequence[Tensor | None] | None
 def scales_of(
     op: str, quant_bits: int | None, k_scales_zeros: Scales, v_scales_zeros: Scales, *others: object
 ) -> tuple[Tensor, Tensor] | None:
-    """Return two tensors, the scales of the keys and of the values; None if the caches of the call are not quantised.
+    """Return two tensors, the scales of the keys and of the values; None if the call's caches are not quantised.
 
-    others: arguments of unsupported formats; each must be None. Raises UnsupportedFeatureError if one is not None, for
-    an unknown ``quant_bits``, and if scales and ``quant_bits`` do not fit together.
+    others: the call's arguments for formats that are not supported; each must be None.
+    Raises UnsupportedFeatureError in three cases: one of ``others`` is not None; ``quant_bits`` is unknown; or the call
+    has scales without ``quant_bits``, or ``quant_bits`` without scales.
     """
     scales = [_tensors(argument) for argument in (k_scales_zeros, v_scales_zeros)]
     if not quant_bits and not any(scales) and all(other is None for other in others):
@@ -155,7 +163,10 @@ def _refuse(op: str, feature: str, advice: str) -> UnsupportedFeatureError:
 
 
 def check_format(rules: Rules, quant_bits: int) -> None:
-    """Raise unless ``quant_bits`` is a known format. torch guards a symbolic one: dtypes and sizes depend on it."""
+    """Raise OpArgumentError unless ``quant_bits`` is a known format.
+
+    If ``quant_bits`` is symbolic, torch adds a guard on its value, because dtypes and sizes depend on it.
+    """
     rules.require(int(quant_bits) in STORED, "quant_bits", "4, 8, 16 or 17", lambda: quant_bits)
 
 
@@ -168,7 +179,11 @@ def check_quantised_cache(
     model_name: str,
     model: Tensor,
 ) -> None:
-    """Check ``{name}_cache`` and ``{name}_scales_zeros``. model: keys or values [tokens, heads, head_size] to store."""
+    """Check the op's arguments ``{name}_cache`` and ``{name}_scales_zeros``. name: "k" or "v".
+
+    model_name, model: name and value of the argument [tokens, heads, head_size] that the cache must fit in head size
+        and device, and its scales in dtype.
+    """
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"
     dtype = STORED[int(quant_bits)]

@@ -60,7 +60,7 @@ def paged_prefill_attention(
 def cached_sequences(
     k_cache: Tensor, v_cache: Tensor, block_offsets: Tensor, kv_seqlens: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (keys, values) of each sequence, as copies. Each is [kv_len, kv_heads, size]."""
+    """Yield the (keys, values) of each sequence, copied from the cache. Both are [kv_len, kv_heads, size]."""
     keys, values = canonical(k_cache), canonical(v_cache)
     for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
         chosen = blocks[: -(-kv_len // keys.shape[1])].long()

@@ -43,8 +43,8 @@ def fill_quantised_kv_cache(
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype; both
         are mutated.
     kv_start_indices: [tokens], int32 or int64, as in ``fill_kv_cache``.
-    k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, mutated. For fp8 the scales,
-        float32 of one element each; the schema declares them as mutated too, but the op does not write them.
+    k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, mutated. For fp8 one scale
+        each, float32 of one element. The schema declares fp8 scales as mutated too, but the op does not write them.
     quant_bits: 8, 4, 16 or 17.
 
     Returns nothing. Raises OpArgumentError before anything is written, also for a slot past the end of the cache.

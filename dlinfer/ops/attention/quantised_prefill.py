@@ -47,15 +47,14 @@ def quantised_paged_prefill_attention(
 ) -> None:
     """The torch op that ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches (``kv_quantisation``).
 
-    It dequantises all keys and values to q's dtype. Even the new tokens' own are read from the cache, as on CUDA in
-    LMDeploy. Its arguments are those of the torch op ``paged_prefill_attention``, except the caches and their scales.
+    It dequantises all keys and values to q's dtype. Those of the new tokens are read from the cache too, as in LMDeploy
+    on CUDA. Arguments that are not listed here are as in the torch op ``paged_prefill_attention``.
 
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
-    ``q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads``.
-    ``attn_output``: mutated.
-    ``softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks``.
-    k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4, float32 of one element each for
-        fp8. quant_bits: 8, 4, 16 or 17.
+    attn_output: mutated.
+    k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4; for fp8 one scale each, float32
+        of one element.
+    quant_bits: 8, 4, 16 or 17.
 
     Returns nothing. Raises OpArgumentError.
     """
@@ -74,9 +73,9 @@ def quantised_sequences(
     kv_seqlens: Tensor,
     dtype: torch.dtype,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (keys, values) of each sequence, dequantised to ``dtype``. Each is [kv_len, kv_heads, size].
+    """Yield the (keys, values) of each sequence, dequantised to ``dtype``. Both are [kv_len, kv_heads, size].
 
-    caches: two pairs (cache, scales and zeros), one for keys and one for values.
+    caches: a pair (cache, scales and zeros) for the keys, and one for the values.
     """
     for blocks, kv_len in zip(block_offsets, ints(kv_seqlens), strict=True):
         keys, values = (_read(*cache, quant_bits, blocks, kv_len, dtype) for cache in caches)
@@ -117,7 +116,7 @@ def check_quantised_pages(
     v_scales_zeros: Tensor,
     quant_bits: int,
 ) -> None:
-    """Check quantised paged caches and their scales and zeros. Raise OpArgumentError."""
+    """Raise OpArgumentError unless quantised paged caches, and their scales and zeros, suit the call."""
     check_format(rules, quant_bits)
     check_quantised_cache(rules, "k", k_cache, k_scales_zeros, quant_bits, "q", q)
     check_quantised_cache(rules, "v", v_cache, v_scales_zeros, quant_bits, "attn_output", attn_output)

@@ -26,10 +26,10 @@ _CASES = ("block boundaries", "values smaller than keys", "a padding row", "all 
 def quantised_attention_samples(
     make: SampleMaker, table: Sequence[Case], arguments: Callable[[SampleMaker, Case], tuple[Any, ...]]
 ) -> Iterator[Sample]:
-    """Yield samples: the first case of ``table`` in each format, and in int8 also all cases named in ``_CASES``.
+    """Yield samples: the first case of ``table`` in each quantised format, and the cases named in ``_CASES`` in int8.
 
-    arguments: a function that returns the arguments of the op for caches that are not quantised. Unwritten slots
-    dequantise to NaN.
+    arguments: a function that returns a case's arguments of the op for caches that are not quantised. These caches are
+        quantised here. Unwritten slots dequantise to NaN.
     """
     named = [(f"{name}, {table[0].name}", table[0], quant_bits) for name, quant_bits in FORMATS.items()]
     named += [(f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES]

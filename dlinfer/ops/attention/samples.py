@@ -11,11 +11,13 @@ from dlinfer.ops.core.samples import SampleMaker
 
 @dataclass(frozen=True)
 class Case:
-    """One batch.
+    """One batch, for the attention ops' samples.
 
     q_lens, kv_lens: queries and keys of each sequence; kv_lens=None means as many keys as queries.
-    strided: q, k and v are views of one packed tensor; aliased: attn_output is q's memory; unused_rows: rows of q after
-    the last sequence. The other fields are arguments of the ops.
+    strided: q, k and v are views of one packed tensor.
+    aliased: attn_output is q's memory.
+    unused_rows: rows of q after the last sequence.
+    The other fields are arguments of the ops.
     """
 
     name: str
@@ -163,7 +165,7 @@ def per_head(make: SampleMaker, case: Case) -> tuple[Tensor | None, Tensor | Non
 
 
 def scoring(make: SampleMaker, case: Case) -> tuple[Any, ...]:
-    """Return the prefill ops' arguments from softmax_scale to the last."""
+    """Return a case's arguments of the prefill ops from ``softmax_scale`` to the last one."""
     return case.softmax_scale, case.causal, *case.window, case.softcap, *per_head(make, case)
 
 

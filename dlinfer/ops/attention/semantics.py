@@ -3,15 +3,15 @@
 Scores of one query head against its group's key head:
 
 - ``s = softmax_scale * (q . k)``
-- ``s = cap * tanh(s / cap)`` where logit_softcapping = cap > 0
+- ``s = cap * tanh(s / cap)`` if logit_softcapping = cap > 0
 - ``s = s - alibi_slope * |key position - query position|``
-- ``s = -inf`` where the key is not visible
-- ``out = sum(exp(s) v) / (sum(exp(s)) + exp(sink))``, with the sink only where the call has sinks
+- ``s = -inf`` if the key is not visible
+- ``out = sum(exp(s) v) / (sum(exp(s)) + exp(sink))``; without sinks, the term ``exp(sink)`` is left out
 
 A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position kv_len - q_len + i
 (flash-attention's alignment at the bottom right). A key is visible if -window_left <= key position - query position <=
-window_right. If causal, it must not be after the query either. A negative window means no bound. The result of a query
-that sees no key is zeros. The order and signs of these steps are those of LMDeploy 0.18's CUDA kernels
+window_right; a negative window means no bound. If causal, a key after the query is not visible either. The result of a
+query that sees no key is zeros. The order and signs of these steps are those of LMDeploy 0.18's CUDA kernels
 (``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``); sinks are as in GPT-OSS.
 """
 
@@ -56,9 +56,10 @@ def window(sliding_window: int | Sequence[int] | None) -> tuple[int, int]:
 
 
 def refuse_mask(op: str, attn_mask: Sequence[Tensor | None] | None, causal: bool = True) -> None:
-    """Raise UnsupportedFeatureError for a mask tensor, except for the causal template if ``causal`` is true.
+    """Raise UnsupportedFeatureError if ``attn_mask`` has a tensor. LMDeploy's causal template is allowed if ``causal``.
 
-    LMDeploy's backend for Ascend passes this template, one for all lengths, at every prefill: Ascend's kernel reads it.
+    The template is one causal mask of 2048 x 2048 for sequences of all lengths. LMDeploy's backend for Ascend passes it
+    at every prefill, because Ascend's kernel reads it.
     """
     masks = [] if attn_mask is None else [mask for mask in attn_mask if mask is not None]
     if masks and not (causal and all(map(_is_template, masks))):
@@ -74,7 +75,7 @@ _templates: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictio
 
 
 def _is_template(mask: Tensor) -> bool:
-    """Return whether a mask is the causal template of 2048 x 2048. The values of each mask are compared once."""
+    """Return whether a mask is LMDeploy's causal template. The values of each mask are compared only once."""
     if tuple(mask.shape) != (_TEMPLATE, _TEMPLATE) or mask.dtype not in (torch.int8, torch.uint8, torch.bool):
         return False
     if _templates.get(id(mask)) is not mask:
@@ -131,7 +132,10 @@ class Scoring(NamedTuple):
 def attend_all(
     q: Tensor, q_ends: Tensor, sequences: Iterable[tuple[Tensor, Tensor]], out: Tensor, scoring: Scoring
 ) -> None:
-    """Write the attention of each sequence over its keys and values to ``out``. Later rows of ``out`` are kept."""
+    """Write the attention of each sequence to its rows of ``out``. Rows after the last sequence are kept.
+
+    sequences: the (keys, values) of each sequence.
+    """
     rows: list[Tensor] = []
     start = 0
     for end, (k, v) in zip(ints(q_ends), sequences, strict=True):

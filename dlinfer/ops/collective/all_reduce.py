@@ -22,7 +22,10 @@ _ROUNDED = "the sum is in float32, and rounded once"
     },
 )
 def all_reduce(x: Tensor, group: int) -> None:
-    """The torch op behind ``dlinfer.ops.all_reduce``. It returns nothing. group: a group number of ``groups``."""
+    """The torch op behind ``dlinfer.ops.all_reduce``.
+
+    Returns nothing. group: a number of ``dlinfer.ops.collective.groups``.
+    """
     by_torch(x, group)
 
 

@@ -1,7 +1,7 @@
-"""Numbers torch's process groups, so that a group can be an argument of an op.
+"""Give torch's process groups numbers, so that an op can take a group as an argument.
 
-All ranks of a model register their groups in the same order. So a number means the same group on each rank, and in
-graphs from the disk cache.
+All ranks of a model register their groups in the same order. So a number means the same group on each rank, and also in
+graphs that are loaded from the disk cache.
 """
 
 from typing import TYPE_CHECKING
@@ -35,7 +35,10 @@ def forget(number: int) -> None:
 
 
 def number_of(group: "ProcessGroup") -> int:
-    """Return the number of a registered group, which Dynamo treats as a constant. Raises KeyError for other groups."""
+    """Return the number of a registered group. Raises KeyError for other groups.
+
+    Dynamo treats the number as a constant.
+    """
     return _numbers[group.group_name]
 
 

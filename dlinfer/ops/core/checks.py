@@ -25,7 +25,10 @@ def floats(tensor: Tensor) -> list[float]:
 
 
 class Rules:
-    """The argument rules of one op, which its ``check`` function gets as ``rules``. Rules raise OpArgumentError."""
+    """The argument rules of one op. Each method is a rule that raises OpArgumentError if it is broken.
+
+    The op's ``check`` function gets this object as ``rules``.
+    """
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -37,9 +40,10 @@ class Rules:
         expected: str | Callable[[], str],
         actual: Callable[[], object],
     ) -> None:
-        """Raise unless ``condition`` holds. ``expected`` and ``actual`` are called only for the error.
+        """Raise OpArgumentError unless ``condition`` holds.
 
-        Rules run at every call of an op. If ``expected`` is not a constant text, pass a function that makes the text.
+        expected, actual: parts of the error's text. They are functions, which are called only for an error, because
+            rules run at every call of an op. ``expected`` may also be a constant text.
         """
         if condition is True:
             return
@@ -57,7 +61,7 @@ class Rules:
         return OpArgumentError(op=self.op, argument=argument, expected=expected, given=actual)
 
     def floating(self, argument: str, tensor: Tensor) -> None:
-        """Require float32, float16 or bfloat16. float64 passes too, because the oracle computes in it."""
+        """Require float32, float16 or bfloat16. float64 passes too: tests compute expected results in it."""
         if tensor.dtype not in FLOATS and tensor.dtype is not torch.float64:
             raise self.error(argument, "a float32, float16 or bfloat16 tensor", tensor.dtype)
 
@@ -72,13 +76,13 @@ class Rules:
             raise self.error(argument, f"{dtypes[0]}", tensor.dtype)
 
     def like(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Require the dtype and device of another argument, ``model``."""
+        """Require the dtype and device of another argument, ``model``, whose name is ``model_name``."""
         if tensor.dtype is not model.dtype:
             raise self.error(argument, f"{model.dtype} like {model_name}", tensor.dtype)
         self.same_device(argument, tensor, model_name, model)
 
     def same_device(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Require the device of another argument, ``model``."""
+        """Require the device of another argument, ``model``, whose name is ``model_name``."""
         if tensor.device != model.device:
             raise self.error(argument, f"a tensor on {model.device} like {model_name}", tensor.device)
 
@@ -98,13 +102,13 @@ class Rules:
             )
 
     def same_sizes(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Require the shape of another argument, ``model``."""
+        """Require the shape of another argument, ``model``, whose name is ``model_name``."""
         self.rank(argument, tensor, model.dim())
         for dim in range(model.dim()):
             self.size(argument, tensor, dim, model.shape[dim], f"the shape of {model_name}")
 
     def size(self, argument: str, tensor: Tensor, dim: int, size: int | torch.SymInt, why: str) -> None:
-        """Require ``size`` in dimension ``dim``. why: the origin of the size, for the error."""
+        """Require ``size`` in dimension ``dim``. why: where this size comes from, for the error."""
         same = tensor.shape[dim] == size
         if same is not True:
             self.require(

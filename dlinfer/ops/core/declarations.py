@@ -1,19 +1,21 @@
 """Declarations of an op's tensors, one line each, and the functions that are generated from them.
 
-``op.takes(x="float [..., in_features]", weight="like x [out_features, in_features]")``. A declaration is
+An example: ``op.takes(x="float [..., in_features]", weight="like x [out_features, in_features]")``. A declaration is
 ``DTYPE [on NAME] [SIZES]``:
 
 - DTYPE: ``float`` (float32, float16 or bfloat16), ``int`` (int32 or int64), a dtype of torch, or ``any``. ``float`` and
-  ``float32`` also take the oracle's float64. ``like NAME`` is dtype and device of another argument. ``cache like NAME``
-  is the same for a KV cache; its SIZES are in the order [blocks, block_size, kv_heads, head_size].
+  ``float32`` also take float64, for the oracle (``oracle.py``). ``like NAME`` is the dtype and device of another
+  argument. ``cache like NAME`` is the same for a KV cache; its SIZES are in the order [blocks, block_size, kv_heads,
+  head_size].
 - ``on NAME``: the device of another argument.
-- SIZES: a new name is set to the size of its dimension. If the name is known or is an int parameter, or for a number or
-  an expression, the dimension must have that size. For ``A = B`` the size must equal both sides. A leading ``...`` is
-  any number of dimensions, ``*NAME`` the sizes of another argument. Expressions may call ``groups(size, group_size)``.
+- SIZES: one size for each dimension. A name that no earlier declaration has used stands for the size that its dimension
+  has. A known name, an int parameter of the op, a number or an expression is the size that the dimension must have. For
+  ``A = B`` the size must equal both sides. A leading ``...`` is any number of dimensions, ``*NAME`` the sizes of
+  another argument. Expressions may call ``groups(size, group_size)``.
 
-An argument that is None is not checked. Results are declared likewise, ``returns="like x [..., out_features]"``. The
-DTYPE of a result may be a dtype parameter. ``...`` of a result has the same sizes as ``...`` of the argument after
-``like`` or ``on``.
+An argument that is None is not checked. Results are declared in the same way, ``returns="like x [..., out_features]"``.
+The DTYPE of a result may be a dtype parameter. ``...`` of a result stands for the same sizes as in the argument that
+``like`` or ``on`` names.
 """
 
 import re
@@ -32,7 +34,7 @@ _COMMA = re.compile(r",(?![^(]*\))")  # not inside of parentheses
 
 
 class _Declared(NamedTuple):
-    """One parsed declaration. has_any: whether the sizes begin with ``...``; ``sizes`` is without it."""
+    """One parsed declaration. has_any: whether its sizes begin with ``...``, which ``sizes`` leaves out."""
 
     name: str
     is_cache: bool
@@ -88,7 +90,7 @@ def _read(name: str, text: str) -> Iterator[_Declared]:
 
 
 class Declarations:
-    """The declared tensors of an op. parameters: all the op's parameters; optional: those that may be None."""
+    """The declared tensors of an op. parameters: all parameters of the op. optional: those that may be None."""
 
     def __init__(
         self, parameters: Sequence[str], optional: Collection[str], declarations: Mapping[str, str]
@@ -113,10 +115,10 @@ class Declarations:
     def check(
         self, rules: Rules, extra: Callable[..., None] | None, names: Sequence[str]
     ) -> Callable[..., None]:
-        """Return the argument check, a function of all the op's parameters. It is generated, so that calls are fast.
+        """Return the function that checks a call's arguments. Its source is generated, so that it runs fast.
 
-        extra: a function to call after the rules for ranks. names: its arguments, a choice of the op's parameters and
-        ``rules``.
+        extra: a function to call between the rules for ranks and the rules for sizes. names: the names of its
+            parameters, each a parameter of the op or ``rules``.
         """
         between = [] if extra is None else [f"extra({', '.join(names)})"]
         lines = [*self._first, *between, *self._rest] or ["pass"]

@@ -50,7 +50,10 @@ def reset() -> None:
 
 
 def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
-    """Apply the policy to a call that the reference implementation will run. Raise FallbackError under ``error``."""
+    """Apply the policy to a call that the op's reference implementation is about to run.
+
+    Raise FallbackError under ``error``.
+    """
 
     def refusal() -> DlinferError:
         return FallbackError(op=op, vendor=vendor, reason=reason, call=describe(args), caller=caller())
@@ -66,7 +69,10 @@ def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
 
 
 def settle(kind: Fallback, policy: str, refusal: Callable[[], DlinferError], text: Callable[[], str]) -> None:
-    """Raise ``refusal()`` under ``error``; else count the fallback. Under ``warn``, warn once for each ``kind``."""
+    """Raise ``refusal()`` if the policy is ``error``; else count the fallback.
+
+    text: makes the text of the warning. Under ``warn``, each ``kind`` of fallback warns once.
+    """
     if policy == "error":
         raise refusal()
     with _lock:

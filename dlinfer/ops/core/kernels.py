@@ -1,9 +1,10 @@
 """The kernel table: vendors' kernels, checked and bound to torch's dispatcher.
 
-torch's dispatcher selects kernels by device type. The first call on a device reaches the generic key, which activates
-the device's default vendor and dispatches again. From then on the device's own key calls the table of its active
-vendor. A change of vendor replaces the whole table. The key itself stays bound: torch frees a kernel that is taken off
-the dispatcher, even while another thread is calling it.
+torch's dispatcher selects kernels by dispatch key, which follows from the device. On a device's first call no kernel is
+registered for its key, so torch calls the one for the generic key (CompositeExplicitAutograd). This one activates the
+device's default vendor and dispatches again. From then on the device's own key has a function that calls the table of
+the active vendor. A change of vendor replaces the whole table. The registered function stays: torch frees a kernel that
+is taken off the dispatcher, even while another thread is calling it.
 """
 
 import inspect
@@ -41,9 +42,10 @@ def install() -> None:
 
 
 def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
-    """Return op -> name of the vendor whose kernel runs it while ``vendor`` is active: ``vendor`` or the host's.
+    """Return op -> name of the vendor whose kernel runs the op while ``vendor`` is active.
 
-    Ops that run on the reference are not in the dict. This loads the kernels; an error while loading is raised.
+    It is ``vendor`` itself, or the vendor of the host's CPU. Ops that run on the reference are not in the dict. This
+    loads the kernels; an error while loading is raised.
     """
     if vendor.name not in _authors:
         kernels = discovery.kernels_of(vendor)
@@ -59,9 +61,9 @@ def several_implementations(vendor: Vendor) -> dict[str, list[str]]:
 
 
 def bind(device_type: str, vendor: Vendor) -> None:
-    """Make a vendor's kernels the kernels of a device type. Changes nothing if it raises an error.
+    """Make a vendor's kernels the kernels of a device type. If this raises, the old kernels stay.
 
-    Raises KernelSignatureError and UnknownOpError.
+    Raises KernelSignatureError or UnknownOpError for wrong kernels.
     """
     kernels = discovery.kernels_of(vendor)
     _validate(vendor, kernels)
@@ -91,7 +93,7 @@ def _current(device_type: str, name: str) -> Callable[..., Any]:
 
 
 def _refuse_gradients(name: str, args: Sequence[Any]) -> None:
-    """Raise InferenceOnlyError if autograd records the call: no op here has a derivative."""
+    """Raise InferenceOnlyError if an argument requires a gradient: no op of dlinfer has a derivative."""
     for arg in args:
         leaves = cast("list[object]", arg) if isinstance(arg, list) else [arg]
         for leaf in leaves:
@@ -170,10 +172,10 @@ def _counting(spec: OpSpec, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
-    """Return why no kernel of the device's active vendor would run a call of an op; None if a kernel would.
+    """Return a reason why the device's active vendor would not run a call of op ``name``; None if its kernel would.
 
-    args: the torch op's arguments, real or fake tensors. No kernel is run: if a kernel would raise KernelDeclined only
-    during the call, the result is None all the same.
+    args: the torch op's arguments, real or fake tensors. No kernel is run, so the result is also None for a kernel that
+        would raise KernelDeclined only during the call.
     """
     vendor = discovery.activate_default(device_type)
     if vendor is None:
@@ -186,7 +188,7 @@ def refusal(name: str, device_type: str, args: Sequence[Any]) -> str | None:
 
 
 def _without_autocast(spec: OpSpec) -> Callable[..., Any]:
-    """Wrap an op to run with autocast off, because autocast would change the dtypes of torch ops inside a kernel."""
+    """Wrap an op so that it runs with autocast off: autocast would change the dtypes of torch ops inside a kernel."""
 
     def run(*args: Any) -> Any:
         device = next(arg.device for arg in args if isinstance(arg, torch.Tensor)).type
@@ -212,10 +214,10 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
 
 
 def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
-    """Return the function that computes one op on a device, for compiled graphs.
+    """Return the function that computes op ``name`` on a device, for compiled graphs.
 
-    The function skips the dispatcher and the argument rules, which the graph's fake tensors have passed. If the kernel
-    declines a call, the reference runs it under the fallback policy, as in eager mode.
+    The function skips the dispatcher. It also skips the argument rules, which have already passed the graph's fake
+    tensors. If the kernel declines a call, the reference runs it under the fallback policy, as in eager mode.
     """
     vendor = discovery.activate_default(device_type)
     spec = registry()[name]

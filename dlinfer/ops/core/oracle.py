@@ -11,7 +11,7 @@ from dlinfer.utils import closeness
 
 
 def widened(value: Any) -> Any:
-    """Return copies of a call's arguments, floating tensors as float64. 8-bit tensors keep their dtype."""
+    """Return a copy of a call's argument, with floating tensors as float64. 8-bit tensors keep their dtype."""
     if isinstance(value, list | tuple):
         return [widened(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, Tensor):
@@ -21,7 +21,7 @@ def widened(value: Any) -> Any:
 
 
 def results(op: OpSpec, args: Sequence[Any], returned: Any) -> list[Tensor]:
-    """Return a call's results: the tensors that the op returned, then the arguments that it wrote."""
+    """Return all results of a call: the tensors that the op returned, then the arguments that the op wrote."""
     fresh = [] if returned is None else [returned] if isinstance(returned, Tensor) else list(returned)
     return fresh + [args[op.parameters.index(name)] for name in op.mutates]
 
@@ -45,7 +45,8 @@ def difference(
 ) -> str | None:
     """Describe how a call's results differ from ``expected``; None if they are within the op's tolerance.
 
-    8-bit codes may be one step away: if a value is near the middle of two codes, float64 may round it to the other one.
+    8-bit codes may be one step away, because a value near the middle of two codes may round to the other one in
+    float64.
     """
     within = op.tolerances[dtype]
     return closeness.difference(

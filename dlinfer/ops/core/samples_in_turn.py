@@ -1,4 +1,4 @@
-"""Samples of ops by name, for conformance and kernel tests, which request an op's samples mostly in order."""
+"""Samples of ops by name, for conformance and kernel tests. These request an op's samples mostly in order."""
 
 import threading
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ from dlinfer.ops.core.spec import OpSpec
 
 
 class SamplesInTurn:
-    """Samples of an op by name, computed anew at each call, for callers that request them in order.
+    """Computes samples of an op by name, anew at each request, for callers that mostly request them in order.
 
     An op's samples come from one random generator, so all samples before the requested one must be computed first. To
-    save that work, this class keeps unfinished iterations over the samples. It continues one that has not yet passed
-    the requested sample, else it starts a new iteration. No two samples share memory that the op writes.
+    save that work, this class keeps unfinished iterations over the samples. A request continues an iteration that has
+    not yet passed the requested sample. If there is none, it starts a new iteration. No two samples share memory that
+    the op writes.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class SamplesInTurn:
         self._begun: dict[int, list[Iterator[Sample]]] = {}  # key: index of the next sample
 
     def arguments(self, op: OpSpec, make: SampleMaker, name: str) -> tuple[Any, ...]:
-        """Return the arguments of the op's sample ``name``. make: an unused maker."""
+        """Return the arguments of the op's sample ``name``. make: a SampleMaker that has made nothing yet."""
         key = (op.name, make.dtype, make.device, make.layout, make.seed)
         with self._lock:
             if key != self._key:

@@ -4,16 +4,17 @@
 body is the reference implementation in plain torch. The op's file adds:
 
 - ``op.takes``: dtype, device and sizes of the tensors (``declarations.py``);
-- ``@op.check``: further argument rules. Both run before every kernel and before the fake function;
+- ``@op.check``: further argument rules. These rules and the declared ones run before every kernel and before the fake
+  function;
 - ``@op.fake``: shapes and dtypes of the results, for compilers; ops that return nothing need none;
 - ``@op.python_call``, if frameworks call with other arguments than the torch op's: unpacks objects, allocates outputs;
 - ``@op.samples``: inputs with their edge cases, for opcheck, kernel tests and the conformance kit.
 
-The functions of ``check`` and ``fake`` take any of the op's parameters, by name; ``check`` also the op's ``rules``. So
-ops with the same parameters can share one function.
+The functions of ``check`` and ``fake`` take any of the op's parameters, by name. So ops with the same parameters can
+share one function. A function of ``check`` may also take the op's ``rules``.
 
-A mutating op declares its writes. It returns only fresh tensors, never an argument, and has no list defaults: torch's
-functionalisation and opcheck require both.
+A mutating op declares the arguments that it writes. It returns only fresh tensors, never an argument, and its
+parameters have no default that is a list: torch's functionalisation and opcheck require both.
 """
 
 import inspect
@@ -99,7 +100,10 @@ class OpSpec:
         return Declarations(self.parameters, optional, tensors)
 
     def check(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Register further argument rules, which raise OpArgumentError. They run after the declared rules for ranks."""
+        """Register further argument rules, which raise OpArgumentError.
+
+        They run between the declared rules for ranks and the declared rules for sizes.
+        """
         self.validate = self._declarations.check(self.rules, function, self._names(function))
         return function
 
@@ -189,10 +193,10 @@ def fused_op(
     """Turn the decorated function into an op: its body is the reference, its annotations are the schema.
 
     mutates: names of the tensor parameters that the op writes.
-    tolerances: how far a kernel may be from the reference in float64: for each dtype, or one for all dtypes.
+    tolerances: how far a kernel's results may be from the reference's in float64: one for all dtypes, or one for each.
     version: to be incremented when the schema or the meaning of the op changes; artifacts store the version they need.
-    makes_codes: the op quantises. The codes depend on the input's dtype, so the oracle computes in that dtype, not in
-    float64.
+    makes_codes: the op quantises. The codes depend on the input's dtype, so the oracle computes the expected results in
+        that dtype, not in float64.
     """
 
     def decorate(reference: Callable[..., Any]) -> OpSpec:

@@ -24,7 +24,7 @@ TOLERANCES = {
 
 @fused_op(tolerances=TOLERANCES)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The torch op behind ``dlinfer.ops.linear``. weight: [out_features, in_features], whatever the settings are."""
+    """The torch op behind ``dlinfer.ops.linear``. weight: always [out_features, in_features], whatever the settings."""
     return functional.linear(x, weight, bias)
 
 

@@ -61,7 +61,7 @@ def _call_fused_moe_w8a8(
     renormalize: bool,
     moe_metadata: MoeMetadata | None = None,
 ) -> Tensor:
-    """Compute ``fused_moe`` with 8-bit weights: ``linear_w8a8`` computes the products, from quantised activations.
+    """Compute ``fused_moe`` with 8-bit weights and activations, multiplied as by ``linear_w8a8``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
@@ -73,8 +73,8 @@ def _call_fused_moe_w8a8(
     moe_metadata: only its ``ep_size`` is read.
 
     Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. hidden_states, and the activation
-    between the two products, are quantised token by token as by ``dynamic_quant``, to the weights' dtype. Raises
-    OpArgumentError; UnsupportedFeatureError for expert parallelism.
+    between the two products, are quantised token by token to the weights' dtype, as by ``dynamic_quant``.
+    Raises OpArgumentError. Raises UnsupportedFeatureError for expert parallelism.
     """
     refuse_expert_parallel(fused_moe_w8a8, moe_metadata)
     return fused_moe_w8a8.overload(
@@ -153,13 +153,14 @@ def fused_moe_blocked_fp8(
     block_size: int,
     power_of_two_scales: bool,
 ) -> Tensor:
-    """Compute ``fused_moe`` with float8 weights: ``linear_blocked_fp8`` computes the products.
+    """Compute ``fused_moe`` with float8 weights and a scale for each block, multiplied as by ``linear_blocked_fp8``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
-    gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], both rounded up, float32.
-    down_weights: [experts, hidden, intermediate], likewise. down_scales:
-        [experts, hidden / block_size, intermediate / block_size], likewise. hidden and intermediate are at least 1.
+    gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], float32; both quotients are rounded
+        up.
+    down_weights: [experts, hidden, intermediate], likewise. down_scales: [experts, hidden / block_size, intermediate /
+        block_size], likewise. hidden and intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     block_size: rows and columns of a block; 128 in known checkpoints.
@@ -243,7 +244,7 @@ def fused_moe_static_fp8(
     topk: int,
     renormalize: bool,
 ) -> Tensor:
-    """Compute ``fused_moe`` with float8 weights: ``linear_static_fp8`` computes the products.
+    """Compute ``fused_moe`` with float8 weights and fixed scales, multiplied as by ``linear_static_fp8``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.

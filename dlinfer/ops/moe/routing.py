@@ -93,7 +93,7 @@ Product = Callable[[Tensor, int], Tensor]
 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) * up."""
+    """Return silu(gate) * up. The default for ``activated`` in ``routed``."""
     return functional.silu(gate) * up
 
 
@@ -107,7 +107,11 @@ def routed(
     down: Product,
     activated: Callable[[Tensor, Tensor], Tensor] = silu_gated,
 ) -> Tensor:
-    """Return each token's weighted sum of its experts' gated MLPs, summed in float32 at least and rounded once."""
+    """Return each token's weighted sum of its experts' gated MLPs, summed in float32 at least and rounded once.
+
+    experts: how many there are. gate_up, down: the products before and after the activation ``activated`` of gate and
+        up.
+    """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -121,7 +125,7 @@ def routed(
 
 
 def check_ids(topk_ids: Tensor, experts: int, rules: Rules) -> None:
-    """Raise OpArgumentError for an id out of range. Reads the ids' values, so only kernels call this check."""
+    """Raise OpArgumentError if an id is not in 0..experts-1. Reads the ids' values, so only kernels call this check."""
     if topk_ids.numel():
         lowest, highest = (int(bound) for bound in topk_ids.aminmax())
         rules.require(

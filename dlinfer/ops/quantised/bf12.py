@@ -1,9 +1,9 @@
 """BF12: a bfloat16 matrix in 12 bits a number, without loss.
 
-A bfloat16 number is a sign, an exponent of 8 bits and a mantissa of 7. Nearly all exponents of a weight are among
-15 neighbours, so a code of 4 bits is enough: a code of 1..15 means the exponent ``base + code``. Code 0 means the
-exponent 0, of zeros and subnormals. A number with another exponent is an exception: it is stored whole in a list, and
-as +0.0 in the matrix. Unpacking restores every bit, even of NaN.
+A bfloat16 number is a sign, an exponent of 8 bits and a mantissa of 7. Nearly all exponents of a weight are among 15
+neighbours, so a code of 4 bits is enough: a code of 1..15 means the exponent ``base + code``. Code 0 means the exponent
+0, of zeros and subnormals. A number with another exponent is an exception: it is stored whole in a list, and as +0.0 in
+the matrix. Unpacking restores every bit, even of NaN.
 
 A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers are little-endian, as on the machine.
 
@@ -13,8 +13,8 @@ A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers ar
    bytes swapped, so that the bits do not overlap. Words 32..63 hold quarters 3 and 4 likewise. Word 64 + j holds the
    codes of number j of each quarter, quarter 1 in the lowest bits.
 2. After the words, int64: the base; ``strips + 1`` starts (the last start is the number of exceptions); the exceptions.
-   Exceptions number starts[s] to starts[s + 1] - 1 belong to strip s. Each is ``column << 18 | row in strip << 16 |
-   bits``. Those of a strip are sorted, and so in the order of columns.
+   Exceptions number starts[s] to starts[s + 1] - 1 belong to strip s. An exception is stored as
+   ``column << 18 | row in strip << 16 | bits``. The exceptions of a strip are sorted, so they are in the order of columns.
 
 The base, 0..240, is the smallest base that leaves the fewest exceptions.
 """
@@ -50,7 +50,7 @@ def packed_bytes(rows: int, columns: int, exceptions: int = 0) -> int:
 
 
 def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns: int) -> None:
-    """Raise OpArgumentError if the dtype, shape or size of ``packed`` is not that of a packed matrix [rows, columns].
+    """Raise OpArgumentError unless ``packed`` has the dtype, shape and size of a packed matrix [rows, columns].
 
     The check does not read the values, so it also accepts fake tensors.
     """
@@ -120,7 +120,7 @@ def _base(weight: Tensor) -> tuple[int, int]:
 
 
 def _wide_rows(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index of the first row, bits as int32 [rows, columns]) for pieces of the weight as in ``_steps``."""
+    """Yield the weight's bits some rows at a time: (index of the first row, bits as int32 [rows, columns])."""
     for row, count in _steps(*weight.shape):
         yield row, weight[row : row + count].contiguous().view(torch.int16).int() & 0xFFFF
 
@@ -150,7 +150,8 @@ class _Parts(NamedTuple):
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
     """Return the unpacked matrix: a new tensor bfloat16 [rows, columns] on the device of ``packed``.
 
-    packed: uint8 [bytes], the result of ``pack``. Raises OpArgumentError if its size does not fit rows and columns.
+    packed: uint8 [bytes], the result of ``pack`` for a matrix [rows, columns]. Raises OpArgumentError if the size is
+        wrong.
     """
     parts = _parts(packed, rows, columns)
     out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)
@@ -163,8 +164,8 @@ def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
 def rows_of(packed: Tensor, indices: Tensor, rows: int, columns: int) -> Tensor:
     """Return the unpacked rows ``indices`` of a packed matrix: a new tensor bfloat16 [*indices.shape, columns].
 
-    packed: see ``unpack``. indices: int32 or int64, each in 0..rows - 1; the range is not checked. Raises
-    OpArgumentError if the size of ``packed`` does not fit rows and columns.
+    packed: the result of ``pack`` for a matrix [rows, columns]. indices: int32 or int64, each in 0..rows - 1; the range
+        is not checked. Raises OpArgumentError if the size of ``packed`` is wrong.
     """
     parts = _parts(packed, rows, columns)
     which = indices.flatten().long()
@@ -208,9 +209,9 @@ def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
 
 
 def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors with one element for each exception in some rows: the index among these rows, and the entry.
+    """Return the exceptions in some rows as two tensors: for each exception, the index among these rows, and the entry.
 
-    strip, in_strip: the strip of each row, and its index in that strip.
+    strip, in_strip: the strip of each row, and the row's index in that strip.
     """
     begin, end = parts.starts[strip], parts.starts[strip + 1]
     count = end - begin
@@ -227,7 +228,10 @@ def _swapped(words: Tensor) -> Tensor:
 
 
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, number of rows) of pieces of about ``_AT_A_TIME`` numbers. Only the last may cut a strip."""
+    """Split rows into pieces of about ``_AT_A_TIME`` numbers; yield (first row, number of rows).
+
+    A piece is whole strips; only the last piece may end within one.
+    """
     step = max(_AT_A_TIME // max(columns, 1) // STRIP, 1) * STRIP
     for row in range(0, rows, step):
         yield row, min(step, rows - row)

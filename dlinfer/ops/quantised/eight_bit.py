@@ -14,7 +14,10 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 LEAST_OF_TOKEN = 1e-7
 LEAST_OF_BLOCK = 1e-6
-"""Lower bounds of the largest value of a token and of a block, as in LMDeploy's kernels. So zeros have a scale."""
+"""Lower bounds of the largest value of a token (``LEAST_OF_TOKEN``) and of a block, as in LMDeploy's kernels.
+
+So a row of zeros has a scale other than 0.
+"""
 
 
 def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -30,10 +33,10 @@ def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def per_token(x: Tensor, dtype: torch.dtype, least: float = LEAST_OF_TOKEN) -> tuple[Tensor, Tensor]:
-    """Return the rows as 8-bit numbers, and the scale of each row, float32 [..., 1].
+    """Return the rows of x as 8-bit numbers, and the scale of each row, float32 [..., 1].
 
-    least: the value that counts as the largest if all values of a row are smaller. If it is 0, a row of zeros has the
-    scale 0.
+    least: a lower bound of a row's largest absolute value. The scale follows from the larger of the two. With 0, a row
+        of zeros has the scale 0.
     """
     wide = x.to(torch.float32).contiguous()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=least) / LARGEST[dtype]
@@ -66,7 +69,10 @@ def next_power_of_two(values: Tensor) -> Tensor:
 
 
 def rounded_by(x: Tensor, scale: Tensor) -> Tensor:
-    """Return x in float32, rounded as in float8_e4m3fn: x / scale is rounded. ``scale`` broadcasts."""
+    """Return ``x / scale`` rounded to float8_e4m3fn and multiplied by ``scale`` again, in float32.
+
+    ``scale`` broadcasts.
+    """
     scale = scale.to(torch.float32)
     return narrowed(x.to(torch.float32) / scale, torch.float8_e4m3fn).to(torch.float32) * scale
 

@@ -68,7 +68,7 @@ def _check_linear_blocked_fp8(rules: Rules, x: Tensor, weight: Tensor, block_siz
 
 
 def check_in_features(rules: Rules, x: Tensor, weight: Tensor) -> None:
-    """Raise unless in_features is at least 1 and small enough to sum the products exactly."""
+    """Raise OpArgumentError unless in_features is at least 1, and small enough to sum the products exactly."""
     rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
     check_summed(rules, "weight", weight)
 

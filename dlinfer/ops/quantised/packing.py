@@ -1,8 +1,9 @@
 """Layouts of weights of a few bits packed into integers, such as AWQ's and GPTQ's. One class reads them all.
 
-AWQ: Lin et al., 2023, arXiv:2306.00978, as AutoAWQ and LMDeploy store it. GPTQ: Frantar et al., 2022, arXiv:2210.17323,
-as AutoGPTQ stores it. A weight is w[i, o] = (q[i, o] - zero[g, o]) * scale[g, o] with q and zero of ``bits`` bits and
-g = i // group_size. MXFP4: OCP Microscaling Formats specification 1.0, where q stands for a float of four bits.
+The weight is w[i, o] = (q[i, o] - zero[g, o]) * scale[g, o] with q and zero of ``bits`` bits and g = i // group_size.
+AWQ (Lin et al., 2023, arXiv:2306.00978) is packed as AutoAWQ and LMDeploy store it. GPTQ (Frantar et al., 2022,
+arXiv:2210.17323) is packed as AutoGPTQ stores it. In MXFP4 (OCP Microscaling Formats specification 1.0) q stands for a
+float of four bits.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ _ROWS = 128
 
 
 class Quantised(NamedTuple):
-    """A weight as a checkpoint stores it: qweight, scales [groups, out], and packed zeros, or None if symmetric."""
+    """A weight as a checkpoint stores it: qweight, scales [groups, out], and packed zeros (None if symmetric)."""
 
     qweight: Tensor
     scales: Tensor
@@ -105,9 +106,8 @@ class Packing:
         """Repack words along "in" as words along "out", and write them to ``out``.
 
         words: [rows, columns] along "in". out: [rows, per_word, columns / per_word]. ``per_word`` neighbouring words of
-        a row are a square matrix of numbers.
-        Transpose it: swap its two off-diagonal quarters, then those of each quarter, and so on (Warren, Hacker's
-        Delight, 7-3).
+            a row are a square matrix of numbers, which is transposed: swap its two off-diagonal quarters, then those of
+            each quarter, and so on (Warren, Hacker's Delight, 7-3).
         """
         neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]

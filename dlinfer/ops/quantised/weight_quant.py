@@ -77,7 +77,7 @@ weight_quant_matmul.takes(
 
 @weight_quant_matmul.check
 def check_group_size(rules: Rules, group_size: int) -> None:
-    """Raise if ``group_size`` is negative."""
+    """Raise OpArgumentError if ``group_size`` is negative."""
     rules.require(group_size >= 0, "group_size", "0 or more", lambda: group_size)
 
 

@@ -1,9 +1,9 @@
 """The sequences of ops that keep a state for each sequence: their tokens, their slots, and checks of both.
 
-The tokens of B sequences are packed one sequence after another. ``q_ends[b]`` is the index after b's last token. A
-cache holds states in slots; ``state_ids[b]`` is the slot of sequence b. A sequence that is ``fresh`` begins here: its
-state starts at zero, whatever an earlier sequence left in the slot. So does a sequence with a negative id: it has no
-slot, and its state is not stored. A sequence without tokens leaves its slot as it is.
+The tokens of B sequences are packed one sequence after another. ``q_ends[b]`` is the index after the last token of
+sequence b. A cache holds states in slots; ``state_ids[b]`` is the slot of sequence b. A sequence that is ``fresh``
+begins here: its state starts at zero, whatever an earlier sequence left in the slot. A sequence with a negative id has
+no slot: its state starts at zero, and is not stored. A sequence without tokens leaves its slot as it is.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,10 @@ from dlinfer.ops.core.checks import Rules, ints
 
 
 class Sequence(NamedTuple):
-    """One sequence with tokens. end: the index after its last token; slot: None for no slot; fresh: it begins here."""
+    """One sequence with tokens.
+
+    end: the index after its last token. slot: None for no slot. fresh: whether the sequence begins here.
+    """
 
     start: int
     end: int
@@ -24,7 +27,7 @@ class Sequence(NamedTuple):
 
 
 def check_numbers(rules: Rules, slots: int, state_ids: Tensor, q_ends: Tensor, tokens: int) -> list[int]:
-    """Return ``q_ends`` as a list. Raise OpArgumentError for wrong ends or for ids that are not below ``slots``.
+    """Return ``q_ends`` as a list. Raise OpArgumentError if an end is wrong, or an id is not below ``slots``.
 
     Ends must not decrease, and the last must be the number of tokens. The check reads the values, so only kernels call
     it; fake tensors have no values.

@@ -119,8 +119,8 @@ def _default_folder() -> Path:
 def memory_for_results() -> Iterator[None]:
     """Compile or load inductor's loops in this context: they will take large results from the library's memory pool.
 
-    Without the pool, the C library would return large memory to the system and get it again page by page, which takes
-    up to a fifth of a prefill's time (csrc/common/result_memory.h). Does nothing if the library is not loaded."""
+    Without the pool, the C library would return large memory to the system and get it again page by page. That takes up
+    to a fifth of a prefill's time (csrc/common/result_memory.h). Does nothing if the library is not loaded."""
     if why_not() is not None:
         yield
         return

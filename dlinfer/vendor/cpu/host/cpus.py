@@ -14,8 +14,8 @@ class UsableCpus:
     """The CPUs of this process.
 
     logical: numbers of the logical CPUs that the process's affinity allows. cores, nodes: how many physical cores and
-        NUMA nodes these CPUs belong to. machine: how many logical CPUs the machine has. quota: CPU time per time, such
-        as 1.5 CPUs; None without a limit."""
+        NUMA nodes these CPUs belong to. machine: how many logical CPUs the machine has. quota: how many CPUs a cgroup
+        grants, such as 1.5; None without a limit."""
 
     logical: frozenset[int]
     cores: int

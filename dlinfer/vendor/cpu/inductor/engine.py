@@ -39,7 +39,7 @@ from dlinfer.vendor.cpu.inductor.selftest import CLUSTERS, EVERY_DTYPE, selftest
 
 @dataclass
 class _Notes:
-    """What a compilation collects for the fields of CompiledRegion that have the same names."""
+    """Notes from compiling a region, for the fields of CompiledRegion that have the same names."""
 
     placement: dict[str, str] = field(default_factory=dict[str, str])
     refused: dict[str, str] = field(default_factory=dict[str, str])

@@ -97,7 +97,7 @@ def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
 def _latest_slots(
     graph: fx.Graph, calls: Sequence[fx.Node], kinds: dict[fx.Node, str]
 ) -> dict[fx.Node, float]:
-    """Return node -> the latest slot in which the node can run.
+    """Return node -> the latest slot for the node to run.
 
     Kernel number k, from 0, runs in slot k + 0.5. Other nodes run in whole slots: slot k comes right before kernel k.
     """

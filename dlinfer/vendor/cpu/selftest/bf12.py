@@ -22,7 +22,7 @@ def cases(native: Callable[[str], Callable[..., Tensor]]) -> Iterator[Case]:
 
 
 def _gated(native: Callable[[str], Callable[..., Tensor]], columns: int) -> Case:
-    """Return a case of a gated linear layer with packed weights, in which every sum is exact in any order.
+    """Return a case of a gated linear layer with packed weights, whose sums are exact in any order.
 
     The inputs are -1, 0 and 1. The weights are these numbers divided by 16.
     """

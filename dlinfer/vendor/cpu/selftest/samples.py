@@ -21,7 +21,7 @@ from dlinfer.ops.quantised.linear_fp8 import blocked_weight
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
 
 ROWS = (1, 2, 7, 40, 65, 130)
-"""Numbers of rows on both sides of each threshold at which another C++ kernel takes over."""
+"""Numbers of rows on both sides of each threshold where another C++ kernel takes over."""
 
 _FP8_ROWS = (1, 2, 3, 4, 16, 40)
 """Numbers of rows that use every tile size of the float8 kernel, and more rows than the kernel takes."""
