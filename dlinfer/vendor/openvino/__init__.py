@@ -1,4 +1,4 @@
-"""The OpenVINO vendor: Intel's runtime runs regions of a graph as models. The eager kernels are the cpu vendor's."""
+"""The OpenVINO vendor: Intel's runtime runs regions of a graph as models. Eager ops run on the cpu vendor's kernels."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,10 @@ _BELOW_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 def _probe() -> Probe:
-    """Return whether OpenVINO is usable, and why not. Does not import the package, which takes a third of a second."""
+    """Return whether OpenVINO is usable, with a reason if it is not.
+
+    The package is not imported: that takes 0.3 seconds.
+    """
     if util.find_spec("openvino") is None:
         return Probe(False, "the package openvino is not installed", _ADVICE)
     version = metadata.version("openvino")
@@ -31,7 +34,7 @@ def _probe() -> Probe:
 
 
 def _ends_the_process(limit: str) -> bool:
-    """Return whether OpenVINO crashes with this limit of oneDNN's: it calls AVX-512 kernels if the CPU has AVX-512."""
+    """Return whether OpenVINO crashes under this limit of oneDNN: it calls AVX-512 kernels if the CPU has AVX-512."""
     from dlinfer.graph.cache.fingerprint import cpu_flags
 
     return limit.upper() in _BELOW_AVX512 and "avx512f" in cpu_flags().split()

@@ -1,7 +1,8 @@
-"""Build an OpenVINO model from a pure function (``graph.functional``), one lowering after the other.
+"""Build an OpenVINO model from a pure function (``graph.functional``): lower one node of the graph after the other.
 
-After each lowering the builder checks type and rank of the result: a wrong lowering then refuses the region instead of
-giving wrong numbers. Sizes are i64 scalars, or Python numbers if known."""
+After each node the builder checks the type and rank of the result. So the engine refuses a region with a wrong
+lowering, and does not compute wrong numbers. Sizes are i64 scalars of the model, or Python numbers if they are
+fixed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from dlinfer.vendor.openvino.written import InPlace, Rows
 Size = int | Output
 
 INDEX = "an index out of range"
-"""The reason of the fault that raises an error in torch too."""
+"""The reason of the only fault that is an error in torch too."""
 
 _WITHIN_16_BITS = (ov.Type.boolean, ov.Type.i8, ov.Type.u8, ov.Type.i16)
 
@@ -37,13 +38,13 @@ class LoweringError(RefusedError):
 class Builder:
     """Writes OpenVINO's ops and constants for the nodes of a graph.
 
-    call: the call that is being lowered.
+    call: the node's call that is being lowered.
     values: node -> its value in the model. keep: memory of the model's constants. notes: for reports.
-    limits: indices to check before each call: (index input, fake size, whether negative indices count from the end) ->
-        the indexed size, or (input, dimension) that has it.
+    limits: index inputs to check before the model runs. A key is (name of the input, indexed size in fakes, whether
+        negative indices count from the end). A value is the indexed size, or (input, dimension) that has this size.
     places: index tensors that the model itself checks (``lowerings.places``).
-    faults: reason -> bool tensors; if one is true, torch has to run the call.
-    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the call."""
+    faults: reason -> bool tensors; if one is true, torch has to run the region.
+    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the region."""
 
     call: Call
 
@@ -105,7 +106,7 @@ class Builder:
         self.values[node] = self._checked(node, results)
 
     def outputs_of(self, node: fx.Node) -> list[Output]:
-        """Return all outputs of a lowered node, also those inside lists and Rows."""
+        """Return all outputs of a lowered node, also those inside lists and inside ``Rows``."""
         value = self.values[node]
         parts = value if isinstance(value, (list, tuple)) else [value]
         kept = [
@@ -116,7 +117,10 @@ class Builder:
         return [output for output in kept if isinstance(output, Output)]
 
     def assembled(self, node: fx.Node) -> Any:
-        """Return a node's value: an output, a Python number, or a list of these. Rows become the whole tensor."""
+        """Return a node's value: an output, a Python number, or a list of these.
+
+        ``Rows`` are combined to the whole tensor.
+        """
         value = self.values[node]
         if isinstance(value, InPlace):
             raise LoweringError("an input is read after the model has written it in place", node.name)
@@ -153,7 +157,7 @@ class Builder:
     # --- constants
 
     def constant(self, tensor: Tensor) -> Output:
-        """Return a tensor of the graph as a constant, without a copy if it is contiguous."""
+        """Return a constant for a tensor of the graph, without a copy if the tensor is contiguous."""
         held = tensor.detach().contiguous()
         if held.dtype is torch.int64 and not KEPT.holds(range_of(held)):
             raise LoweringError(_TOO_LARGE)
@@ -169,7 +173,7 @@ class Builder:
         return Constant(kind, ov.Shape([]), [value]).output(0)
 
     def full(self, number: Any, sizes: Any) -> Output:
-        """Fill a tensor of the call's dtype with a number.
+        """Fill a tensor of the result's dtype with a number.
 
         The broadcast is a node of its own. OpenVINO moves sums and products through other broadcasts, and then takes
         size 1 where a size is 0."""
@@ -182,12 +186,12 @@ class Builder:
 
     @property
     def result(self) -> Tensor:
-        """The fake of the call's only result."""
+        """The fake of the only result of ``call``."""
         return self.call.result
 
     @property
     def kind(self) -> ov.Type:
-        """OpenVINO's type of the call's only result."""
+        """OpenVINO's type of the only result of ``call``."""
         return dtypes.type_of(self.call.result.dtype)
 
     def cast(self, value: Any, kind: ov.Type) -> Output:
@@ -206,14 +210,14 @@ class Builder:
         return op.convert(value, kind).output(0)
 
     def _wrapped(self, value: Output) -> Output:
-        """Wrap integers to 16 bits, as torch does. The plugin keeps i16 as 32 bits."""
+        """Wrap integers around to 16 bits, as torch does: the plugin stores i16 in 32 bits."""
         wide, bits = self.cast(value, ov.Type.i32), self.scalar(16, ov.Type.i32)
         return op.convert(
             op.bitwise_right_shift(op.bitwise_left_shift(wide, bits), bits), ov.Type.i16
         ).output(0)
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
-        """Let torch run a call if ``value``, floats to become int64, has NaN or numbers too large for the plugin."""
+        """Let torch run the region if ``value``, floats to cast to int64, has NaN or too large numbers."""
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
             op.logical_not(inside).output(0),
@@ -221,20 +225,20 @@ class Builder:
         )
 
     def fault(self, condition: Output, reason: str) -> None:
-        """Let torch run a call if ``condition``, a bool tensor, is true anywhere."""
+        """Let torch run the region whenever ``condition``, a bool tensor, is true anywhere."""
         axes = list(range(len(condition.get_partial_shape())))
         self.faults.setdefault(reason, []).append(
             op.reduce_logical_or(condition, self.axes(axes), False).output(0) if axes else condition
         )
 
     def nan_fault(self, x: Output, reason: str) -> None:
-        """Let torch run a call if an element of x is NaN. Costs one node."""
+        """Let torch run the region whenever an element of x is NaN. Costs one node."""
         axes = self.axes(list(range(len(x.get_partial_shape()))))
         alike = (reason, x.get_element_type().get_type_name(), len(x.get_partial_shape()))
         self.sums.setdefault(alike, []).append(op.reduce_sum(x, axes, True).output(0))
 
     def found_faults(self) -> dict[str, Output]:
-        """Return reason -> a bool scalar of the model that is true if torch has to run the call."""
+        """Return reason -> a bool scalar of the model, which is true if torch has to run the region."""
         for (reason, _, _), sums in self.sums.items():
             self.fault(op.is_nan(op.concat(sums, 0)).output(0), reason)
         combined: dict[str, Output] = {}
@@ -279,7 +283,8 @@ class Builder:
     def shaped(self, x: Output, old: Sequence[Any], new: Sequence[Any], sizes: Sequence[Size]) -> Output:
         """Reshape ``x``. old, new: its old and new sizes in fakes. sizes: the new sizes as values of the model.
 
-        OpenVINO can copy sizes by position and infer one more. If that is enough, no size is computed at run time."""
+        OpenVINO's Reshape can copy sizes by position and infer one more. If that is enough, no size is computed at run
+        time."""
         written: list[int] = []
         for index, size in enumerate(new):
             same = index < len(old) and str(old[index]) == str(size) and size_range(size)[0] >= 1
@@ -298,7 +303,7 @@ _TOO_LARGE = "a 64-bit constant needs more than 32 bits, but OpenVINO keeps only
 
 
 def _without_elements(result: Any) -> bool:
-    """Return whether a call's result is one tensor, has fixed sizes and no elements."""
+    """Return whether a call's result is one tensor of fixed sizes without elements."""
     if not isinstance(result, Tensor):
         return False
     sizes = list(map(fixed_size, result.shape))

@@ -18,7 +18,7 @@ def core() -> ov.Core:
 
 
 class _Process:
-    """forked: whether the parent loaded OpenVINO before it forked this process, which lacks OpenVINO's threads then."""
+    """forked: whether this process was forked from one that had loaded OpenVINO, whose threads stayed in the parent."""
 
     forked = False
 
@@ -31,7 +31,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_process() -> None:
-    """Raise UnsupportedFeatureError in a forked process, where OpenVINO would wait forever for its parent's threads."""
+    """Raise UnsupportedFeatureError if the process was forked after OpenVINO was loaded.
+
+    OpenVINO would wait forever for its threads, which stayed in the parent.
+    """
     if _Process.forked:
         raise UnsupportedFeatureError(
             feature="a process that was forked after OpenVINO was loaded",
@@ -44,7 +47,7 @@ def check_process() -> None:
 
 
 def check_device(name: str) -> None:
-    """Raise CompileOptionError for a missing device, with the devices that exist."""
+    """Raise CompileOptionError if OpenVINO does not find the device. The error lists the devices that it finds."""
     devices = core().available_devices
     kinds = {device.split(".")[0] for device in devices}
     if name not in devices and name not in kinds:
@@ -63,11 +66,13 @@ def has_float16() -> bool:
 
 
 def properties(options: OpenVINOOptions, precision: str, cache: str) -> dict[str, Any]:
-    """Return a model's compilation properties. precision: its floating type. cache: the type of its KV caches.
+    """Return the properties to compile a model with.
 
-    Every property that changes numbers is set: defaults differ between devices and releases, and KV caches in 8 bits,
-    the CPU's default, gave wrong results. Keys and values have properties of their own, since the mode ACCURACY ignores
-    the common one and takes float32."""
+    precision: the model's floating type. cache: the type of its KV caches; empty if it writes none.
+
+    Every property that changes results is set, because defaults differ between devices and releases. The CPU's default
+    of KV caches in 8 bits even gave wrong results. The caches of keys and of values have properties of their own: in
+    the mode ACCURACY OpenVINO ignores the common property and takes float32."""
     hint = precision if options.precision == "model" else options.precision
     if hint == "f16" and options.device.split(".")[0] == "CPU" and not has_float16():
         hint = "f32"  # bfloat16 would silently lose three bits of each number

@@ -10,8 +10,9 @@ from torch import Tensor
 from dlinfer.vendor.openvino.int_ranges.kept import Kept
 
 KEPT = Kept("OpenVINO", bits=32, cast=2**24)
-"""The CPU plugin's limits: it keeps 32 bits of int64. It casts floats to integers through float32, which is exact up to
-2**24 only."""
+"""The CPU plugin's limits: it keeps 32 bits of int64.
+
+It casts floats to integers through float32, which is exact only up to 2**24."""
 
 _TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -33,7 +34,7 @@ _BITS = {torch.bfloat16: torch.int16}
 
 
 def refusal(dtype: torch.dtype) -> str | None:
-    """Return why OpenVINO cannot take tensors of a dtype; None if it can."""
+    """Return a reason to refuse tensors of a dtype; None if OpenVINO takes them."""
     if dtype is torch.float64:
         return "it uses float64, which OpenVINO's plugins compute in float32"
     return None if dtype in _TYPES else f"it uses dtype {str(dtype).removeprefix('torch.')}"
@@ -54,7 +55,7 @@ def shared(tensor: Tensor) -> ov.Tensor:
 
 
 def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
-    """Return a constant on a contiguous tensor's memory. Appends to ``keep`` what must live as long as the constant.
+    """Return a constant on a contiguous tensor's memory. Append to ``keep`` the tensor that must live as long as it.
 
     The CPU plugin makes infinities in bfloat16 constants finite, also when it folds constants. So a bfloat16 tensor
     with infinities becomes a float32 constant. The model converts it at each call, after a roll by 0, which is never

@@ -46,7 +46,11 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         self.selftest = selftest(self)
 
     def read_options(self, options: Mapping[str, object]) -> OpenVINOOptions:
-        """Read options. Raises CompileOptionError, also for a missing device, or UnsupportedFeatureError."""
+        """Read the engine's options.
+
+        Raises CompileOptionError for a wrong option or a device that OpenVINO does not find.
+        Raises UnsupportedFeatureError if the process was forked after OpenVINO was loaded.
+        """
         check_process()
         chosen = super().read_options(options)
         if chosen.device != "CPU":
@@ -54,11 +58,14 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return chosen
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why OpenVINO lacks a dtype or computes it in another type; None if it takes the dtype."""
+        """Return a reason to refuse a dtype: OpenVINO lacks it, or computes it in another type; else None."""
         return dtypes.refusal(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why OpenVINO cannot run a node, or None. A mutating node is lowered as its functional variant."""
+        """Return a reason to refuse a node; None if OpenVINO can run it.
+
+        A mutating node is lowered as its functional variant.
+        """
         if (number := _number_beyond(node)) is not None:
             return f"{number} does not fit into its tensor's dtype, and torch wraps it around"
         if not written_arguments(node):
@@ -73,7 +80,7 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return op is not None and any(word in op._schema.name for word in _HEAVY)
 
     def lower(self, function: Function, options: OpenVINOOptions, policy: str) -> Lowered:
-        """Build a model of the function, with its weights as parameters. ``compile`` turns them into constants."""
+        """Build a model of the function. Its weights are parameters, which ``Lowered.compile`` turns into constants."""
         template = template_of(function, type(function.graph_module).__name__)
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
@@ -103,7 +110,7 @@ _HEAVY = ("linear", "matmul", "mm", "conv", "attention", "moe")
 
 
 def _number_beyond(node: fx.Node) -> int | None:
-    """Return a number in a node's arithmetic that the integer dtype of a tensor operand cannot hold, or None."""
+    """Return a number in a node's arithmetic that the integer dtype of a tensor operand cannot hold; else None."""
     op = overload(node)
     if op is None:
         return None
@@ -115,7 +122,7 @@ def _number_beyond(node: fx.Node) -> int | None:
 
 
 def _twin_call(node: fx.Node, twin: FunctionalCall) -> Call:
-    """Return the call of ``twin``, the functional variant of a mutating node."""
+    """Return the call that is lowered in place of a mutating node: a call of its functional variant ``twin``."""
     op = twin.op
     assert op is not None
     parameters = op._schema.arguments

@@ -1,4 +1,7 @@
-"""Eager kernels: the cpu vendor's, on views of the KV cache in the ops' own layout."""
+"""The eager kernels are the cpu vendor's. They get views of the KV cache in the order of dimensions that they expect.
+
+The cache itself has the layout of OpenVINO's attention (``layout.py``).
+"""
 
 import functools
 import inspect
@@ -17,7 +20,10 @@ def kernels() -> Mapping[str, Kernel]:
 
 
 def _on_views(kernel: Kernel) -> Kernel:
-    """Wrap a kernel of the cpu vendor: it gets KV caches of LAYOUT as views in the ops' own layout."""
+    """Wrap a kernel of the cpu vendor.
+
+    The wrapped kernel takes KV caches of LAYOUT, and passes views of them to ``kernel``.
+    """
     names = list(inspect.signature(kernel).parameters)
     places = [names.index(name) for name in _CACHES if name in names]
     if not places:

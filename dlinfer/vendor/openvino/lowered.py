@@ -1,8 +1,9 @@
 """Run a function as an OpenVINO model: bind inputs, run it, and write new contents back.
 
-If the model would be wrong for a call, torch runs the call, under the fallback policy. The reasons are inputs or
-intermediate integers of more than 32 bits, which the plugin cuts, and indices out of range. The model detects some of
-these cases itself: then one of its last outputs, a bool for each reason, is true, and its results are dropped."""
+If the model would be wrong for a call, torch runs the call, under the fallback policy. That happens for inputs or
+intermediate integers of more than 32 bits, which the plugin cuts, and for indices out of range. Some of these cases
+only the model can detect. Its last outputs are bools, one for each such case; if one is true, the model's results are
+dropped."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,10 @@ from dlinfer.vendor.openvino.workarounds.precision import rounded
 
 
 class OpenVINOLowered(Lowered):
-    """A template that can be compiled. The weights in ``held`` become constants of the compiled model."""
+    """A model that can be compiled.
+
+    The inputs in ``held`` are weights, which become constants of the compiled model.
+    """
 
     placement = "kernel OpenVINO"
 
@@ -76,7 +80,10 @@ class OpenVINOLowered(Lowered):
         return run
 
     def _precise(self, model: ov.Model, hints: dict[str, Any]) -> ov.CompiledModel:
-        """Compile the model. If OpenVINO would round some of its float32 to 16 bits, compile all of it in float32."""
+        """Compile the model.
+
+        If OpenVINO would round some of its float32 to 16 bits, compile the whole model in float32.
+        """
         compiled = self._compiled(model, hints)
         node = self._rounded(compiled)
         if node is None:
@@ -97,19 +104,23 @@ class OpenVINOLowered(Lowered):
             raise RefusedError(f"OpenVINO cannot compile the region: {_message(cause)}") from cause
 
     def _rounded(self, compiled: ov.CompiledModel) -> str | None:
-        """Return a float32 node that the CPU plugin rounds to 16 bits against the options; None if there is none."""
+        """Return a float32 node that the CPU plugin rounds to 16 bits against the options; None if it rounds none."""
         if self._options.precision != "model" or self._options.device.split(".")[0] != "CPU":
             return None
         return rounded(compiled, self.template.model, self.template.precise)
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for attention over no keys, and for a non-contiguous KV cache: it would be copied."""
+        """Raise RefusedError for empty operands that OpenVINO gets wrong, and for a non-contiguous KV cache.
+
+        Attention over no keys has such operands. A non-contiguous cache would be copied, and the model would write into
+        the copy.
+        """
         self._check_empty(inputs)
         if not all(inputs[index].is_contiguous() for index in self._kept):
             raise RefusedError("a KV cache is not contiguous")
 
     def _check_numbers(self, inputs: Sequence[Any], held: Mapping[int, Interval]) -> None:
-        """Raise RefusedError for integers of more than 32 bits, WrongInputError for an index out of range.
+        """Raise RefusedError for integers of more than 32 bits. Raise WrongInputError for an index out of range.
 
         held: intervals of the weights that became constants, by position of the input."""
         intervals = dict(held)
@@ -141,7 +152,7 @@ class OpenVINOLowered(Lowered):
         ]
 
     def _contents(self, inputs: Sequence[Any], outputs: list[Tensor]) -> list[Tensor]:
-        """Return the function's outputs. Writes new rows into the memory of the inputs that they belong to."""
+        """Return the function's outputs, and write new rows into the inputs that they belong to."""
         remaining = iter(outputs)
         parts = [
             (result, *(self._part(origin, inputs, remaining, result.target) for origin in _origins(result)))
@@ -152,9 +163,10 @@ class OpenVINOLowered(Lowered):
     def _part(
         self, origin: int | None, inputs: Sequence[Any], remaining: Iterator[Tensor], target: int | None
     ) -> Tensor | None:
-        """Return the tensor that ``origin`` means: the model's next output, or an input; None if ``origin`` is None.
+        """Return the tensor at ``origin``: the model's next output, or an input; None if ``origin`` is None.
 
-        An input is copied if it becomes a fresh output, or if another result may overwrite it."""
+        target: the input that the result overwrites. An input at ``origin`` is copied if it becomes a fresh output, or
+            if another result may overwrite it."""
         if origin is None:
             return None
         if origin == OUTPUT:
@@ -166,7 +178,10 @@ class OpenVINOLowered(Lowered):
 
 
 def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:
-    """Return a result's value: ``source`` as a fresh tensor, or the input that now has the new content."""
+    """Return a result's value: ``source`` as a fresh tensor, or the input that gets the new content.
+
+    If the result is rows of the input, this writes them.
+    """
     if result.target is not None and result.kind != "fresh":
         target = inputs[result.target]
         if source is not None and index is not None:
@@ -178,7 +193,7 @@ def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index
 
 
 def _origins(result: Result) -> tuple[int | None, int | None]:
-    """Return where source and index of a result come from: an input's position, OUTPUT, or None if it has none."""
+    """Return where a result's ``source`` and ``index`` come from: an input's position, OUTPUT, or None for neither."""
     if result.kind == "rows":
         return result.source, result.index
     return (result.source, None) if result.kind == "fresh" else (None, None)

@@ -13,10 +13,10 @@ class OpenVINOOptions(EngineOptions):
 
     device: an OpenVINO device: ``CPU``, ``GPU``, ``GPU.1``, ``NPU``.
     precision: the type that the device computes in: the model's own, or another.
-    weights: linear layers' weights: unchanged, or compressed to 8 bits with a scale for each row, or to 4 bits with a
-        scale for each group.
-    group_size: number of a row's weights that share a scale, with ``int4``.
-    dynamic_quantization_group_size: number of an activation's elements that are quantised together to 8 bits, for
+    weights: the weights of linear layers: unchanged, or compressed to 8 bits with a scale for each row, or to 4 bits
+        with a scale for each group.
+    group_size: how many numbers of a weight's row share a scale, with ``int4``.
+    dynamic_quantization_group_size: how many elements of an activation are quantised to 8 bits with one scale, for
         compressed weights; 0 keeps activations unchanged.
     num_threads: number of CPU threads; 0 takes torch's.
     """

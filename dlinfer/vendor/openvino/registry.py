@@ -12,7 +12,7 @@ argument. A function with such parameters gets only as many positional arguments
     @lowers(aten.sum.default, aten.sum.dim_IntList)
     def sum_(b, x, *, dim=None, keepdim=False): ...
 
-The check takes the Call before anything is built. It returns why it refuses the call; None if it takes it."""
+The check takes the Call before anything is built. It returns a reason to refuse the call, or None to take it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +35,10 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op or of a Python function on sizes.
+    """A call of an op, or of a Python function on sizes.
 
     target: the op or function. name: its name in messages. result: the fake of its result.
-    arguments: parameter name, or position for a Python function -> argument. Values in the graph are nodes."""
+    arguments: parameter name (for a Python function: position) -> argument. Values in the graph are nodes."""
 
     target: Any
     arguments: Mapping[Any, Any]
@@ -51,14 +51,14 @@ class Call:
         return cls(node.target, values, fake(node), op_name(node))
 
     def fake(self, parameter: Any) -> Any:
-        """Return an argument with fakes in place of nodes, also in a list."""
+        """Return an argument with fakes in place of nodes, also inside a list."""
         value = self.arguments[parameter]
         if isinstance(value, (list, tuple)):
             return [fake(item) if isinstance(item, fx.Node) else item for item in value]
         return fake(value) if isinstance(value, fx.Node) else value
 
     def is_node(self, parameter: Any) -> bool:
-        """Return whether an argument is a value in the graph, not a fixed one."""
+        """Return whether an argument is a node of the graph, not a fixed value."""
         return isinstance(self.arguments[parameter], fx.Node)
 
 
@@ -70,8 +70,8 @@ Build = Callable[..., Any]
 class Lowering:
     """How to lower an op.
 
-    build: builds the op in OpenVINO. refuses: returns why a call cannot be lowered, or None.
-    takes_rows: ``build`` takes ``written.Rows``; otherwise it gets the whole tensor in their place."""
+    build: builds the op in OpenVINO. refuses: returns a reason if a call cannot be lowered, else None.
+    takes_rows: whether ``build`` takes ``written.Rows``; otherwise it gets the whole tensor in their place."""
 
     build: Build
     refuses: Check
@@ -95,22 +95,22 @@ _table: dict[Any, Lowering] = {}
 
 
 def taken(call: Call) -> str | None:
-    """Return None: the check that accepts every call."""
+    """Accept every call: the check of ops that OpenVINO always runs."""
     return None
 
 
 def unless(is_taken: Callable[[Call], Any], reason: str) -> Check:
-    """Return a check that refuses a call with ``reason`` if ``is_taken`` is false for the call."""
+    """Return a check that refuses a call, with ``reason``, if ``is_taken`` is false for the call."""
     return lambda call: None if is_taken(call) else reason
 
 
 def defaults(names: str) -> list[Any]:
-    """Return the overload ``default`` of each of aten's ops with these names, which spaces separate."""
+    """Return the overload ``default`` of each aten op that is named in ``names``, which spaces separate."""
     return [getattr(_aten, name).default for name in names.split()]
 
 
 def lowers(*targets: Any, refuses: Check = taken, takes_rows: bool = False) -> Callable[[Build], Build]:
-    """Register the decorated function as the lowering of these ops, or Python functions on sizes."""
+    """Register the decorated function as the lowering of ``targets``: ops, or Python functions on sizes."""
 
     def register(build: Build) -> Build:
         for target in targets:
@@ -143,10 +143,12 @@ _REDUCED = (*_EXTREMES, _aten.logsumexp, _aten.var, _aten.std, _aten.var_mean, _
 
 
 def not_empty(call: Call) -> Iterator[Sequence[Any]]:
-    """Yield the sizes of a call that must not be 0: OpenVINO would return uninitialised memory or crash.
+    """Yield the sizes of a call that must not be 0, because OpenVINO would return wrong numbers or crash.
 
-    In torch, attention over no keys is zeros, and so is a product over nothing; OpenVINO gets that product wrong if a
-    factor is a weight. The maximum of no elements raises in torch. Their deviation is NaN; OpenVINO may crash on it."""
+    They are the number of keys in attention, the summed dimension of a matrix product, and the reduced dimensions of
+    extremes and deviations. For no keys, and for a product over nothing, torch returns zeros; OpenVINO gets such a
+    product wrong if a factor is a weight. For the maximum of no elements torch raises. For their deviation it returns
+    NaN, and OpenVINO may crash."""
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]

@@ -1,8 +1,8 @@
-"""Run a compiled model on torch's memory: one infer request per thread, tensors bound once.
+"""Run a compiled model on torch's memory: one infer request per thread, with input tensors bound to it.
 
-Setting a tensor costs more than running a small model. So a request remembers the address and sizes of each input, and
-sets only inputs that changed. It does not keep the caller's tensors alive. If other memory later has the same address
-and sizes, the binding is right for it too."""
+Binding a tensor costs more than running a small model. So a request remembers the address and sizes of each input, and
+binds only inputs that changed. It does not keep the caller's tensors alive. If a later tensor has the same address and
+sizes, the old binding is right for the later tensor too."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from dlinfer.vendor.openvino.workarounds.constants import NOWHERE, no_places
 class Requests:
     """Callable: takes tensors for a compiled model's parameters and returns fresh tensors of its outputs.
 
-    Threads may call it at once. Each has its own request, whose intermediate memory stays until the thread ends.
+    Threads may call it at once. Each thread has its own request, whose intermediate memory stays until the thread ends.
     """
 
     def __init__(self, compiled: ov.CompiledModel, dtypes: Sequence[torch.dtype], keep: Any) -> None:

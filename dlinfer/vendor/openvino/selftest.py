@@ -1,7 +1,7 @@
 """The self-test of OpenVINO's CPU plugin: the cases of every engine, and the plugin's own attention.
 
-The plugin has different kernels for AVX2, AVX-512, bfloat16, float16 and AMX. Some were wrong though those for AVX2
-were right: comparisons of NaN, paged attention in float16.
+The plugin has different kernels for AVX2, AVX-512, bfloat16, float16 and AMX. Some kernels for newer instructions have
+been wrong where the AVX2 kernels were right: in comparisons of NaN, and in paged attention in float16.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,10 +24,16 @@ from dlinfer.vendor.openvino.passes.cached_attention import CACHED_ATTENTION
 
 BLOCK, HEADS, KV_HEADS, SIZE = LAYOUT.block_size or 0, 4, 2, 64
 SEQUENCES = ((3, 40), (1, 0), (37, 31))
-"""The numbers of new and of old tokens of each sequence: across two blocks, an empty cache, within a block."""
+"""The numbers of new and of old tokens of each sequence.
+
+The old tokens fill more than a block, none, and all but one slot of a block.
+"""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Tolerances of scores and sums of up to 68 terms in any order; in 16 bits with the rounding of probabilities."""
+"""Tolerances of attention over up to 68 keys, summed in any order.
+
+In 16 bits they cover the rounding of probabilities.
+"""
 
 
 def selftest(engine: Engine) -> SelfTest:
@@ -46,9 +52,10 @@ def _version() -> str:
 
 
 def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], list[Tensor]]:
-    """Return a function from a dtype to the inputs of an attention with these numbers of new and old tokens.
+    """Return a function that makes the inputs of an attention in a dtype.
 
-    The inputs: q, k, v, both caches, slots, table of blocks, ends of queries, lengths."""
+    sequences: the numbers of new and of old tokens of each sequence. The inputs are q, k, v, both caches, slots, table
+        of blocks, ends of queries, and lengths."""
 
     def inputs(dtype: torch.dtype) -> list[Tensor]:
         tokens = sum(new for new, _ in sequences)
@@ -74,7 +81,7 @@ def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], lis
 
 
 def _numbers(*sizes: int, shift: int) -> Tensor:
-    """Return a tensor of different numbers between -1.5 and 1.5, in no order. shift: different for each tensor."""
+    """Return a tensor of distinct numbers from -1.5 to 1.5 that look random. Each ``shift`` gives other numbers."""
     count = torch.arange(1, torch.Size(sizes).numel() + 1, dtype=torch.float64) + 1000 * shift
     return ((count * 0.6180339887498949) % 1.0 * 3 - 1.5).view(sizes)
 
@@ -91,7 +98,7 @@ def _attention(decodes: bool) -> Callable[..., Tensor]:
 
 
 def _expected(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
-    """Return attention in float64, sequence by sequence, after writing keys and values to their slots one by one."""
+    """Write keys and values to their slots one by one, and return the attention of each sequence in float64."""
     k_cache, v_cache, slots, table, ends, lengths = rest
     caches = [cache.clone() for cache in (k_cache, v_cache)]
     for token, slot in enumerate(slots.tolist()):

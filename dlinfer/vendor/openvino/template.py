@@ -1,7 +1,7 @@
 """A region as an OpenVINO model with weights as parameters, and the data to run it.
 
-Both can be stored, since the weights are no part of them. The data say where each input goes, what each output is and
-how large, and which conditions the inputs must meet."""
+Model and data can be stored, since they do not contain the weights. The data are: where each input goes, what each
+output is and how large, and which conditions the inputs must meet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,10 +37,10 @@ class Result:
     """One output of the function: a value, or a change of an input.
 
     kind: ``fresh``: the value is ``source``. ``rows``: the rows ``source`` are written into the input ``target`` at the
-        places ``index`` along ``dim``. ``kept``: the model writes into the memory of the input ``target`` itself.
+        places ``index`` along ``dim``. ``kept``: the model itself writes into the memory of the input ``target``.
     target: position of the input that the value overwrites; None if it overwrites none.
-    source, index: position of an input, or OUTPUT for the model's next output. An unchanged input needs a position,
-        since the CPU plugin does not write it to an output."""
+    source, index: where these tensors come from: position of an input, or OUTPUT for the model's next output. An
+        unchanged input is no output of the model, since the CPU plugin would not write it there."""
 
     kind: str
     dtype: str
@@ -52,16 +52,17 @@ class Result:
 
 @dataclass
 class Template:
-    """A model and how a region's inputs and outputs map to it.
+    """A model, and how a region's inputs and outputs map to it.
 
     inputs: for each input of the region, the name of its parameter; empty if the model does not read it.
     numbers: positions of inputs that are numbers. held: positions of inputs that become constants.
     sizes: the outputs' sizes, as ``dlinfer.graph.engine_kit.output_sizes`` writes them.
-    int64_inputs: positions of int64 inputs; the plugin keeps 32 bits of them.
+    int64_inputs: positions of int64 inputs; the plugin keeps only 32 bits of them.
     limits: indices to check before each call: (position of the index input, size of the dimension that it indexes,
         whether negative indices count from the end).
     ranges: checks that a call's integers stay within 32 bits.
-    faults: reasons to reject a call; for each, one more output of the model is a bool that is true if the reason holds.
+    faults: reasons to reject a call. For each reason, one more output of the model is a bool, which is true if the
+        reason holds.
     precision: the model's own floating type. cache: the type of the KV caches that it writes; empty if there are none.
     precise: names of the nodes that compute float32 though the model's own type has 16 bits.
     keep: memory of the model's constants. notes: for reports."""
@@ -83,7 +84,7 @@ class Template:
     precise: frozenset[str] = frozenset()
 
     def misfit(self, options: OpenVINOOptions) -> str | None:
-        """Return why the model cannot be compiled with these options; None if it can."""
+        """Return a reason if the model cannot be compiled with these options; else None."""
         if not self.cache:
             return None
         if options.device.split(".")[0] != "CPU":
@@ -187,7 +188,7 @@ def _of_packed_weights(node: fx.Node) -> bool:
 def _results(
     builder: Builder, graph: fx.Graph, writes: Sequence[int | None]
 ) -> tuple[list[Output], tuple[Result, ...], list[Any]]:
-    """Return three values: the model's outputs, a Result for each value of the function, the outputs' fake sizes."""
+    """Return three values: the model's outputs, a Result for each value of the function, and the outputs' sizes."""
     inputs = [builder.values[node] for node in graph.find_nodes(op="placeholder")]
     outputs: list[Output] = []
     sizes: list[Any] = []

@@ -1,7 +1,7 @@
 """Weights as constants of a model: on torch's own memory, or compressed to 8 or 4 bits.
 
 A compressed weight is three nodes: integers, a conversion, and a product with scales. The CPU plugin recognises these
-nodes before a linear layer and keeps the integers. 8 and 4 bits are both symmetric: a weight is ``integer * scale``."""
+nodes before a linear layer and keeps the integers. Compression is symmetric: a weight is ``integer * scale``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,10 +32,10 @@ def with_weights(
     notes: list[str],
     precision: str = "f32",
 ) -> tuple[ov.Model, list[Tensor]]:
-    """Return two values: a copy of the model with some parameters as constants, and the constants' memory.
+    """Return two values: a copy of the model with the ``weights`` as constants, and the constants' memory.
 
-    weights: parameter name -> tensor. precision: the model's own floating type. The caller must keep the memory alive
-        as long as the compiled model."""
+    weights: parameter name -> tensor; these parameters become constants. precision: the model's own floating type. The
+        caller must keep the memory alive as long as the compiled model."""
     copy = model.clone()
     keep: list[Tensor] = []
     for node in list(copy.get_ops()):
@@ -95,7 +95,7 @@ def _is_compressible(weight: Tensor, notes: list[str], parameter: Any) -> bool:
 
 
 def _is_linear(target: Any) -> bool:
-    """Return whether a port takes the weight of a linear layer: it is the second operand of ``x @ weight.T``."""
+    """Return whether an input of a node takes the weight of a linear layer: the second operand of ``x @ weight.T``."""
     node = target.get_node()
     if node.get_type_name() != "MatMul":
         return False
@@ -155,15 +155,15 @@ _PACKED, _SEPARATOR = "packed numbers", "|"
 def packed_name(parameter: str, groups: int, size: int) -> str:
     """Return a name for the node that unpacks AWQ's words in a parameter to float32 [out, groups, size].
 
-    By this name ``with_weights`` finds the node, to replace it by a 4-bit constant if the parameter becomes a
+    ``with_weights`` finds the node by this name. If the parameter becomes a constant, it replaces the node by a 4-bit
     constant."""
     return _SEPARATOR.join((_PACKED, parameter, str(groups), str(size)))
 
 
 def _four_bits(words: Tensor, groups: int, size: int, keep: list[Tensor]) -> Output:
-    """Unpack words [groups * size, out / 8] to a 4-bit constant [out, groups, size], converted to float32.
+    """Unpack words [groups * size, out / 8] to a 4-bit constant [out, groups, size], and convert it to float32.
 
-    The plugin recognises the constant and its conversion as the start of a compressed weight, and keeps it in 4
+    The plugin recognises the constant and its conversion as the start of a compressed weight, and keeps the weight in 4
     bits."""
     rows = [_packed(AWQ.unpack(part).t()) for part in words.detach().split(_WIDENED_WORDS, 1)]
     held = torch.cat(rows)

@@ -1,8 +1,8 @@
 """New contents of an input that are not one tensor of the model: some rows of it, or memory written in place.
 
 OpenVINO has no op that writes into its input: ``index_copy`` of a few rows would copy the whole cache, at each call and
-in each layer. So the new content keeps its parts: the old content, the new rows, and their places. Attention reads the
-parts. The new rows are results of the model; afterwards torch writes them into the cache's own memory."""
+in each layer. So the new content stays in parts: the old content, the new rows, and their places. Attention reads the
+parts. The new rows are outputs of the model; after the model has run, torch writes them into the cache's own memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ from openvino import Output
 class Rows:
     """A tensor whose rows at some places are replaced.
 
-    base: the old content. index: i64 [rows], places along ``dim``. source: the new rows, with base's sizes except along
-        ``dim``. sizes: source's sizes in fakes. unique: no place repeats. full: the whole tensor; None until it is
-        built."""
+    base: the old content. index: i64 [rows], the places along ``dim``. source: the new rows, with the sizes of ``base``
+        except along ``dim``. sizes: the sizes of ``source`` in fakes. unique: whether no place repeats. full: the whole
+        tensor; None until it is built."""
 
     base: Output
     dim: int

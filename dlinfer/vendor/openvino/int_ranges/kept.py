@@ -13,8 +13,8 @@ Interval = tuple[int, int]
 class Kept:
     """An engine's limits for integers.
 
-    engine: its name in reasons.
-    bits: the bits that it keeps of wider dtypes; narrower dtypes wrap around as in torch.
+    engine: its name, for messages.
+    bits: how many bits it keeps of wider dtypes; narrower dtypes wrap around as in torch.
     cast: the largest float that may be cast to an integer. The engine itself must detect larger floats and NaN."""
 
     engine: str
@@ -43,7 +43,7 @@ class Kept:
         return self.limits if self.cuts(dtype) else (info.min, info.max)
 
     def reason(self, name: str) -> str:
-        """Return why the engine cannot run a call of the op ``name``, whose integers may leave the limits."""
+        """Return a reason to refuse a call of the op ``name``: its integers may leave the limits."""
         return f"{name} may return integers of more than {self.bits} bits, which {self.engine} does not keep"
 
 

@@ -1,9 +1,12 @@
-"""Bound the integers of a region at one call, for an engine that keeps fewer bits than torch.
+"""Bound the integers of a region before each call, for an engine that keeps fewer bits than torch.
 
-Each value gets an interval, computed from those of its operands. Lowering only records the order of ops. The intervals
-start from a call's actual inputs and sizes: a model whose numbers stay small, like token ids and positions, always runs
-in the engine. Inputs are first rounded up to powers of two. A success is remembered for all calls up to these bounds,
-so most calls compare a few numbers. The result of an unknown op may be any number of its dtype."""
+Each value gets an interval, computed from the intervals of its operands. Lowering only records the order of ops. The
+intervals follow from the actual inputs and sizes of each call. So a model whose numbers stay small, like token ids and
+positions, always runs in the engine.
+
+To save time, inputs and sizes are first rounded up to powers of two. If the integers stay within the limits, that is
+remembered for all calls up to these bounds, so most calls only compare a few numbers. The result of an op without a
+rule may be any number of its dtype."""
 
 import math
 import operator
@@ -20,12 +23,12 @@ from dlinfer.vendor.openvino.int_ranges.rules import ARITHMETIC, KEEPS, NUMBERS,
 
 
 class Ranges:
-    """Callable: takes a call's inputs and returns why integers may exceed the engine's bits; None if they cannot.
+    """Callable: takes a call's inputs. Returns a reason if integers may exceed the engine's bits; else None.
 
-    Threads may call it at once. inputs: positions of the inputs whose intervals the check needs."""
+    Threads may call it at once. inputs: positions of the inputs whose intervals the caller has to pass."""
 
     def __init__(self, graph: fx.Graph, kept: Kept) -> None:
-        """Raise UnknownSizeError for a size that does not follow from the inputs."""
+        """Raise UnknownSizeError if a size in the graph does not follow from the sizes of its inputs."""
         placeholders = graph.find_nodes(op="placeholder")
         self._kept = kept
         self._sizes: list[SizeText] = []
@@ -44,7 +47,7 @@ class Ranges:
         self._fit: set[tuple[Any, ...]] = set()
 
     def __call__(self, inputs: Sequence[Any], ranges: Mapping[int, Interval]) -> str | None:
-        """Check a call. ranges: interval of each input in ``self.inputs``, by position."""
+        """Check a call. ranges: the interval of each input in ``self.inputs``, by the input's position."""
         if not self._steps:
             return None
         (numbers,) = self._numbers(inputs)
@@ -66,14 +69,20 @@ class Ranges:
         return None
 
     def _number(self, value: Any) -> int:
-        """Return the position of a size in the list of sizes that each call computes. Appends a new size."""
+        """Return the position of a size in the list of sizes that each call computes.
+
+        A new size is appended to the list.
+        """
         (size,) = sizes_of([[value]], self._values)[0]
         if size not in self._sizes:
             self._sizes.append(size)
         return self._sizes.index(size)
 
     def _elements(self, node: fx.Node) -> list[int]:
-        """Return positions of sizes, as ``_number`` does. Their sum bounds how many elements a node sums or counts."""
+        """Return positions of sizes, as ``_number`` does.
+
+        The sizes' sum bounds how many elements a node sums or counts.
+        """
         named = arguments(node) if overload(node) is not None else {}
         tensors = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
         dims = named.get("dim")
@@ -153,7 +162,8 @@ class Ranges:
     def _operands(self, node: fx.Node, keeps: bool) -> dict[str, list[Any]]:
         """Return parameter -> its integers: nodes, positions of sizes (see ``_number``), or intervals of fixed numbers.
 
-        keeps: leave out operands that cannot be elements of the result."""
+        keeps: whether the op only selects elements; operands that cannot be elements of the result are then left
+            out."""
         operands: dict[str, list[Any]] = {}
         for name, argument in arguments(node).items():
             every = argument if isinstance(argument, (list, tuple)) else [argument]
@@ -178,10 +188,10 @@ class Ranges:
 
 
 Step = Callable[[dict[fx.Node, Any], Sequence[Interval]], Any]
-"""Takes the intervals of the nodes computed so far and the intervals of a call's sizes."""
+"""A function of the intervals of the nodes before it, and of the intervals of a call's sizes."""
 
 _CHOOSES = (None, "amax", "amin")
-"""Values of a scatter's ``reduce`` that select: each result is one of the operands' elements."""
+"""The values of a scatter's ``reduce`` that select: each result is an element of an operand."""
 
 
 def _read(
@@ -196,7 +206,7 @@ def _read(
 
 
 def _rounded(x: Interval) -> Interval:
-    """Widen an interval: its ends become -2**i or 0, and 2**j - 1 or 0."""
+    """Widen an interval: its lower end becomes 0 or -2**i, its upper end 0 or 2**j - 1."""
     low, high = x
     return -(1 << (-low).bit_length()) if low < 0 else 0, (1 << high.bit_length()) - 1 if high > 0 else 0
 

@@ -46,7 +46,7 @@ def _mul(x: Interval, y: Interval) -> Interval:
 
 
 def many(x: Interval, number: int) -> Interval:
-    """Return the interval of sums of at most ``number`` terms that lie in ``x``."""
+    """Return the interval of a sum of at most ``number`` terms, each within ``x``."""
     return min(0, x[0] * number), max(0, x[1] * number)
 
 
@@ -105,8 +105,9 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any]], Interval]] = {
     "argmax argmin argsort bucketize": lambda a: (0, a["elements"]),
 }
 ARITHMETIC = {name: rule for names, rule in _RULES.items() for name in names.split()}
-"""Op -> function from the intervals of its arguments to that of its result. The argument ``elements`` is no interval:
-the op adds up or counts at most so many elements."""
+"""Op -> function that takes the intervals of the op's arguments and returns the interval of its result.
+
+The argument ``elements`` is a number, not an interval: the op adds up or counts at most so many elements."""
 
 ORDERS = frozenset(("sort", "topk", "max", "min"))
 

@@ -29,7 +29,7 @@ def relu(b: Builder, x: Output) -> Output:
 
 @lowers(aten.silu.default)
 def swish(b: Builder, x: Output) -> Output:
-    """x * sigmoid(x). The factor 1 is explicit: without it OpenVINO refuses bfloat16."""
+    """Return x * sigmoid(x). The factor 1 is explicit: without it OpenVINO refuses bfloat16."""
     return op.swish(x, b.scalar(1.0, x.get_element_type())).output(0)
 
 
@@ -85,7 +85,7 @@ def hardsigmoid(b: Builder, x: Output) -> Output:
 
 @lowers(aten.mish.default)
 def mish(b: Builder, x: Output) -> Output:
-    """x * tanh(log(1 + e)) with e = exp(x), computed as x * n / (n + 2) with n = e * (e + 2).
+    """Return x * tanh(log(1 + e)) with e = exp(x), computed as x * n / (n + 2) with n = e * (e + 2).
 
     OpenVINO's own Mish is less exact."""
     wide = b.cast(x, F32)
@@ -120,9 +120,9 @@ def glu(b: Builder, x: Output, dim: int = -1) -> Output:
 
 
 def _softmax(function: Any, of_scalar: Any) -> Build:
-    """Return a lowering to ``function``, a softmax in the result's dtype. The input is converted before, as torch does.
+    """Return a lowering to ``function``, a softmax. As in torch, the input is first converted to the result's dtype.
 
-    of_scalar: computes it for a tensor of rank 0, which is given to it twice."""
+    of_scalar: a function of (x, x) that returns the softmax of x of rank 0."""
 
     def build(b: Builder, x: Output, dim: int, *_: Any) -> Output:
         x = b.cast(x, b.kind)
@@ -138,11 +138,11 @@ lowers(aten.log_softmax.int, aten._log_softmax.default)(_softmax(op.log_softmax,
 
 
 def where_defined(b: Builder, x: Output, axis: int, result: Output) -> Output:
-    """Return ``result``, a softmax of x, with NaN along ``axis`` where torch's softmax is NaN.
+    """Return ``result``, a softmax of x along ``axis``, with NaN in the rows whose softmax is NaN in torch.
 
-    torch returns NaN for a row with NaN or positive infinity, and for a row of negative infinities only; OpenVINO
-    returns numbers. The maximum of a row's codes tells: 0 stands for negative infinity, 1 for a finite number, 2 for
-    the others."""
+    These are rows with NaN or positive infinity, and rows of negative infinities only; OpenVINO returns numbers for
+    them. Each element gets a code: 0 for negative infinity, 1 for a finite number, 2 for positive infinity and NaN. A
+    row keeps its result if its largest code is 1."""
     wide = b.cast(x, F32)  # float32 holds infinity of any type of x
     zero, unit, two, infinity = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0, float("inf")))
     finite_or_none = op.select(op.less(op.negative(infinity), wide), unit, zero)

@@ -17,10 +17,10 @@ aten = torch.ops.aten
 
 
 def computed_in(b: Builder, *operands: Any) -> ov.Type:
-    """Return the type that a result of type ``b.kind`` is computed in.
+    """Return the type to compute in if the result has type ``b.kind``.
 
-    torch computes a 16-bit float with a Python number in float32, since it does not round that number to 16 bits. 8-bit
-    and 16-bit integers are computed in i32."""
+    If an operand is a Python number that is not exact in 16 bits, torch computes 16-bit floats in float32. 8-bit and
+    16-bit integers are computed in i32."""
     kind = b.kind
     if kind in SHORT:
         for operand in operands:
@@ -72,7 +72,7 @@ lowers(aten.minimum.default, aten.min.other)(_pair(op.minimum, op.logical_and, k
 
 
 def _exact(call: Call) -> str | None:
-    """Return why a remainder of floats, or a rounded quotient, is refused; None if the plugin computes it exactly."""
+    """Return a reason to refuse a remainder or rounded quotient of floats; None if the plugin computes it exactly."""
     by = call.fake("other")
     whole = not call.result.is_floating_point()
     if whole or (isinstance(by, (int, float)) and by and math.frexp(by)[0] in (0.5, -0.5)):
@@ -171,7 +171,7 @@ def _product(b: Builder, x: Any, times: int = 2) -> Output:
 
 
 def keeping_nan(result: Output, *operands: Output) -> Output:
-    """Return ``result``, but NaN where an operand is NaN: the CPU plugin's maxima and minima lose it."""
+    """Return ``result``, but NaN where an operand is NaN: the CPU plugin's maxima and minima lose NaN."""
     for operand in operands:
         if operand.get_element_type().is_real() and operand.get_node().get_type_name() != "Constant":
             result = op.select(op.is_nan(operand), operand, result).output(0)
@@ -209,7 +209,10 @@ def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
-    """Interpolate from ``x`` to ``end``, starting at the nearer of the two, as torch does: so both ends are exact."""
+    """Interpolate from ``x`` to ``end``.
+
+    As in torch, the nearer of the two is the start, so that both ends are exact.
+    """
     kind = ov.Type.f32 if b.kind in SHORT else b.kind
     x, end, weight = (b.cast(value, kind) for value in (x, end, weight))
     way = op.subtract(end, x)

@@ -1,11 +1,12 @@
 """Scaled dot-product attention with masks, causality and grouped heads, over keys and values or over a cache.
 
-The query heads of one key head are rows of one product, so keys and values are not repeated.
+All query heads of one key head are rows of one product, so keys and values are not repeated.
 
-If the graph has just written rows of a cache (``written.Rows``), attention does not build the whole new cache. Scores
-with the new rows replace those with the old content at the same places. The probabilities of these places multiply the
-new rows, and 0 multiplies the old ones. That gives NaN if old values are NaN or infinite, and counts a place twice if
-it is written twice. The model detects both, and torch runs such a call.
+If the graph has just written rows of a cache (``written.Rows``), attention reads the old cache and the new rows, and
+does not build the whole new cache. Scores with the new rows replace the scores with the old rows at the same places. In
+the product with the values, the probabilities of these places multiply the new rows, and 0 multiplies the old rows. The
+result is NaN if an old value is NaN or infinite. It is wrong if a place is written twice. The model detects both cases,
+and torch then runs the call.
 """
 
 from typing import Any
@@ -50,7 +51,7 @@ def _taken(call: Call) -> str | None:
 
 
 def _alike(call: Call, groups: int) -> bool:
-    """Return whether queries, keys and values have equal batch sizes, and equal heads unless heads are grouped."""
+    """Return whether queries, keys and values have equal batch sizes and, unless heads are grouped, equal heads."""
     shapes = [list(map(str, call.fake(name).shape[:-2])) for name in ("query", "key", "value")]
     if groups > 1:
         shapes[0][-1] = shapes[1][-1]
@@ -58,7 +59,7 @@ def _alike(call: Call, groups: int) -> bool:
 
 
 def _groups(call: Call) -> tuple[int, str | None]:
-    """Return two values: the number of query heads for each key head, and why the call is refused or None."""
+    """Return two values: how many query heads read each key head, and a reason to refuse the call or None."""
     if not call.arguments.get("enable_gqa") or call.fake("query").dim() < 3:
         return 1, None
     heads = [fixed_size(call.fake(name).shape[-3]) for name in ("query", "key", "value")]
@@ -114,7 +115,7 @@ def _base(value: Output | Rows) -> Output:
 
 
 def _writes_keys(k: Rows, v: Rows) -> bool:
-    """Return whether the new rows are tokens, for all heads, at the same places in both caches."""
+    """Return whether the new rows of both caches are whole tokens, with all heads, at the same places."""
     names = [rows.index.get_node().get_friendly_name() for rows in (k, v)]
     return k.dim == v.dim == rank(k.base) - 2 and (k.index == v.index or names[0] == names[1])
 
@@ -125,9 +126,10 @@ def _writes_keys(k: Rows, v: Rows) -> bool:
 def _additive(
     b: Builder, q: Output, k: Output, mask: Output | None, causal: bool
 ) -> tuple[Output | None, Output | None]:
-    """Return two values: what to add to the scores (or None), and whether each query sees any key (None if all do).
+    """Return two values: what to add to the scores, and whether each query sees any key.
 
-    torch returns 0 for a query that sees no key."""
+    The first is None if nothing is added, the second if every query sees a key. torch returns 0 for a query that sees
+    no key."""
     kind = q.get_element_type()
     if causal:
         mask = _causal(b, q, k)
@@ -153,9 +155,10 @@ def _causal(b: Builder, q: Output, k: Output) -> Output:
 
 
 def _grouped(b: Builder, q: Output, mask: Output | None, groups: int) -> tuple[Output, Output | None]:
-    """Reshape the mask, and q from [batch, heads, queries, size] to [batch, key heads, groups * queries, size].
+    """Reshape q [batch, heads, queries, size] to [batch, key heads, groups * queries, size], and the mask to match.
 
-    All query heads of a key head then are rows of one product. mask: None, or a tensor that broadcasts to scores."""
+    All query heads of a key head are then rows of one product. mask: None, or a tensor that broadcasts to the
+    scores."""
     heads, size = b.size(q, 1), b.size(q, 3)
     assert isinstance(heads, int) and isinstance(size, int)
     rows = op.reshape(q, b.axes([0, heads // groups, -1, size]), True).output(0)
@@ -221,7 +224,7 @@ def _over_rows(b: Builder, q: Output, k: Rows, v: Rows, mask: Output | None, sca
 
 
 def _look_for_repeated(b: Builder, v: Rows) -> None:
-    """Let torch run a call that writes to a place of the cache twice."""
+    """Let torch run every call that writes to a place of the cache twice."""
     if v.unique or b.size(v.index, 0) == 1:
         return
     key = ("repeated", v.index.get_node().get_friendly_name(), v.index.get_index())

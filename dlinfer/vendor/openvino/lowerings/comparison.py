@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _stand_in(value: Any) -> Any:
-    """Return a number, or a tensor of one element, that takes part in type promotion just as the value does."""
+    """Return a number, or a tensor of one element, with the same effect on type promotion as ``value``."""
     if isinstance(value, Tensor):
         return torch.empty((1,) * value.dim(), dtype=value.dtype, device="meta")
     if isinstance(value, (bool, torch.SymBool)):
@@ -47,7 +47,7 @@ def _compares(function: Any) -> Build:
 def _exact(b: Builder, x: Any, kind: ov.Type) -> Output:
     """Return a value in a type that compares exactly: float32 for bfloat16, else ``kind``.
 
-    If the CPU plugin itself widens a bfloat16 constant, infinity becomes the largest finite number."""
+    If the CPU plugin itself widened a bfloat16 constant, infinity would become the largest finite number."""
     if not isinstance(x, Output) and kind in SHORT:
         x = float(torch.tensor(x, dtype=SHORT[kind]))  # what torch compares with
     return b.cast(x, ov.Type.f32 if kind == ov.Type.bf16 else kind)
@@ -58,12 +58,12 @@ def _wide(b: Builder, x: Any, kind: ov.Type) -> Output:
 
 
 def greater(x: Any, y: Any) -> Output:
-    """x > y, as y < x: with AVX-512 the CPU plugin's own Greater is true for NaN."""
+    """Return x > y, computed as y < x: with AVX-512 the CPU plugin's own Greater is true for NaN."""
     return op.less(y, x).output(0)
 
 
 def greater_equal(x: Any, y: Any) -> Output:
-    """x >= y, as y <= x; the reason is the same as for ``greater``."""
+    """Return x >= y, computed as y <= x for the same reason as in ``greater``."""
     return op.less_equal(y, x).output(0)
 
 
@@ -119,9 +119,9 @@ lowers(aten.isnan.default)(lambda b, x: op.not_equal(x, x).output(0))
 
 
 def _to_infinity(compares: Any, of_integers: Any) -> Build:
-    """Return a lowering that compares absolute values of floats with infinity by ``compares``.
+    """Return a lowering that compares the absolute values of floats with infinity, by ``compares``.
 
-    ``of_integers`` compares integers with themselves, which gives true or false for all of them."""
+    of_integers: compares integers with themselves, which gives the same bool for all of them."""
 
     def build(b: Builder, x: Output) -> Output:
         kind = x.get_element_type()

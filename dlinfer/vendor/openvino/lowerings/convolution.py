@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def spread(value: Any, dims: int) -> list[int]:
-    """Return a number for each dimension, from such a list, from one number, or from a list of one number."""
+    """Return one number for each of ``dims`` dimensions. value: such a list, one number, or a list of one number."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
@@ -33,13 +33,16 @@ def _taken(call: Call) -> str | None:
 
 
 def _grouped(b: Builder, weight: Output, groups: int, sizes: Sequence[int]) -> Output:
-    """Reshape [out, in, ...] to [groups, out / groups, in, ...]; a transposed convolution's weight has ``in`` first."""
+    """Reshape a weight from [out, in, ...] to [groups, out / groups, in, ...].
+
+    The weight of a transposed convolution has ``in`` first, and ``in`` is split. sizes: the weight's sizes.
+    """
     shape = [groups, sizes[0] // groups, *sizes[1:]]
     return op.reshape(weight, b.axes(shape), False).output(0)
 
 
 def _edges(padding: Any, sizes: Sequence[int], dilations: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return padding before, and padding after, each dimension of an image. padding: numbers, "same" or "valid"."""
+    """Return the padding before and after each dimension of an image. padding: numbers, "same" or "valid"."""
     dims = len(dilations)
     if not isinstance(padding, str):
         return spread(padding, dims), spread(padding, dims)

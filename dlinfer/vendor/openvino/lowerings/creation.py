@@ -36,7 +36,7 @@ lowers(aten.scalar_tensor.default)(lambda b, value, *_: b.cast(value, b.kind))
 
 
 def _whole_step(call: Call) -> str | None:
-    """Return why a range of floats is refused: OpenVINO rounds its number of elements differently. None for others."""
+    """Return a reason to refuse a range of fractions: OpenVINO rounds its number of elements differently; else None."""
     for name in ("start", "end", "step"):
         value = call.fake(name) if name in call.arguments else 0
         whole = isinstance(value, float) and value.is_integer()
@@ -65,7 +65,7 @@ _few = unless(
 
 @lowers(aten.linspace.default, refuses=_few)
 def linspace(b: Builder, start: Any, end: Any, steps: int, *_: Any) -> Output:
-    """Compute from the nearer end, as torch does, so that both ends are exact."""
+    """Compute each element from the nearer end, as torch does, so that both ends are exact."""
     if steps == 1:
         return filled(b, size=[1], value=start)
     first, last = b.cast(start, F32), b.cast(end, F32)

@@ -1,4 +1,4 @@
-"""Conversions, and calls that return their input's values."""
+"""Conversions of dtype, and ops that return their input's values unchanged."""
 
 import math
 from typing import Any
@@ -36,7 +36,10 @@ def copy(b: Builder, x: Output, source: Output, non_blocking: bool = False) -> O
 
 
 def _plain_nan(b: Builder, x: Any) -> Any:
-    """Return x with plain NaNs if it becomes bfloat16: rounding turns other NaNs into zeros or infinities."""
+    """Replace the NaNs of x by the standard NaN if x becomes bfloat16.
+
+    Otherwise OpenVINO's rounding may turn them into zeros or infinities.
+    """
     if b.kind != ov.Type.bf16 or not isinstance(x, Output):  # Python numbers have plain NaNs
         return x
     kind = x.get_element_type()

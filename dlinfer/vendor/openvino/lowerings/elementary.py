@@ -27,7 +27,7 @@ for _name in "log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh ata
 
 
 def _of_wide(function: Any) -> Build:
-    """Return a lowering to a formula, computed in float32: 16-bit floats are too coarse for its intermediate values."""
+    """Return a lowering to a formula, computed in float32: 16 bits are too coarse for its intermediate values."""
 
     def build(b: Builder, x: Output) -> Output:
         result = function(b, b.cast(x, ov.Type.f32))
@@ -41,7 +41,7 @@ def _number(b: Builder, value: float) -> Output:
 
 
 def exp(x: Any) -> Any:
-    """Return e to the power of x, also NaN for NaN, where OpenVINO's own Exp returns infinity."""
+    """Return e to the power of x, and NaN for NaN. OpenVINO's own Exp returns infinity for NaN."""
     return op.select(op.is_nan(x), x, op.exp(x))
 
 
@@ -51,8 +51,8 @@ _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 def opposite(b: Builder, x: Any) -> Any:
     """Return -x for float32 x, as a product with -1.
 
-    The plugin would rewrite a negation, a difference with a constant or a quotient by itself. The new nodes then lack
-    the mark that keeps them in float32 beside bfloat16 (workarounds/precision.py)."""
+    The plugin replaces negations, differences with a constant, and quotients by nodes of its own. Those nodes lack the
+    mark that keeps float32 beside bfloat16 (workarounds/precision.py)."""
     return op.multiply(x, _number(b, -1.0))
 
 
@@ -61,7 +61,7 @@ def quotient(b: Builder, x: Any, y: Any) -> Any:
 
 
 def log1p(b: Builder, x: Any) -> Any:
-    """log(1 + x) of float32: log(u) * x / (u - 1) with u = 1 + x (Kahan); x itself where u is 1."""
+    """Return log(1 + x) for float32 x, computed as log(u) * x / (u - 1) with u = 1 + x (Kahan), or as x if u is 1."""
     unit = _number(b, 1.0)
     near = op.add(x, unit)
     off = op.add(near, _number(b, -1.0))
@@ -72,7 +72,10 @@ def log1p(b: Builder, x: Any) -> Any:
 
 
 def expm1(b: Builder, x: Any) -> Any:
-    """exp(x) - 1 of float32: (u - 1) * x / log(u) with u = exp(x) (Kahan); x itself where u is 1, -1 where u is 0."""
+    """Return exp(x) - 1 for float32 x, computed as (u - 1) * x / log(u) with u = exp(x) (Kahan).
+
+    The result is x if u is 1, and -1 if u is 0.
+    """
     zero = _number(b, 0.0)
     near = exp(x)
     off = op.add(near, _number(b, -1.0))
@@ -84,12 +87,15 @@ def expm1(b: Builder, x: Any) -> Any:
 
 
 def log1p_exp(b: Builder, x: Any) -> Any:
-    """log(1 + exp(x)) of float32, for x of at most 0."""
+    """Return log(1 + exp(x)) for float32 x of at most 0."""
     return log1p(b, exp(x))
 
 
 def _erf(b: Builder, x: Output) -> Any:
-    """Return erf(x): OpenVINO's Erf, whose absolute error is 1e-7, but near 0 the first terms of Maclaurin's series."""
+    """Return erf(x), near 0 by the first terms of the Maclaurin series.
+
+    Elsewhere OpenVINO's Erf is used, whose absolute error is 1e-7.
+    """
     square = op.multiply(x, x)
     series = _number(b, 1 / 216)
     for divisor in (-42, 10, -3, 1):
@@ -103,10 +109,10 @@ _ERFC += (-0.82215223, 0.17087277)
 
 
 def _erfc(b: Builder, x: Output) -> Any:
-    """Compute 1 - erf(x) without the subtraction, which would give 0 above 4.
+    """Return 1 - erf(x), computed without the subtraction, which would give 0 above 4.
 
-    Chebyshev fit of Numerical Recipes (2nd edition, section 6.2) with relative error 1.2e-7: t * exp(-x^2 + P(t)) with
-    t = 1 / (1 + |x| / 2).
+    This is the Chebyshev fit of Numerical Recipes (2nd edition, section 6.2), with relative error 1.2e-7: t * exp(-x^2
+    + P(t)) with t = 1 / (1 + |x| / 2).
     """
     size = op.abs(x)
     t = op.divide(_number(b, 1.0), op.add(_number(b, 1.0), op.multiply(size, _number(b, 0.5))))

@@ -1,4 +1,4 @@
-"""Mixture of experts: every expert computes every token. A result counts 0 if the token did not choose the expert.
+"""Mixture of experts: every expert computes every token. The results of experts that a token did not choose count 0.
 
 OpenVINO has no grouped product. Computing all experts multiplies the work by experts / topk, but reads the weights
 once; docs/vendors/openvino.md has the costs."""
@@ -72,7 +72,7 @@ def fused_moe(
 
 
 def _shares(b: Builder, weights: Output, ids: Output, experts: int, renormalize: bool) -> list[Output]:
-    """Return two tensors [experts, tokens, 1]: each token's weight of each expert, and whether it chose that expert."""
+    """Return two tensors [experts, tokens, 1]: an expert's weight for a token, and whether the token chose it."""
     weights = b.cast(weights, F32)
     if renormalize:
         weights = op.divide(weights, op.reduce_sum(weights, b.axes([-1]), True)).output(0)

@@ -28,9 +28,9 @@ def rotary(b: Builder, q: Output, k: Output, cos: Output, sin: Output) -> list[O
 
 
 def _per_token(b: Builder, q: Output, table: Output, dims: int) -> Output:
-    """Reshape ``table``, which has a row for each token, so that it broadcasts over the heads of q.
+    """Reshape ``table``, which has one row for each token, so that it broadcasts over the heads of q.
 
-    table: [..., head_size]. dims: q's rank. Returns [tokens, 1, head_size] or [batch, tokens, 1, head_size]."""
+    table: [..., head_size]. dims: the rank of q. Returns [tokens, 1, head_size] or [batch, tokens, 1, head_size]."""
     size = b.size(table, -1)
     if rank(table) == dims - 1:
         return op.unsqueeze(table, b.axes([dims - 2])).output(0)

@@ -1,4 +1,4 @@
-"""Reading by index. Some of torch's ops count negative indices from the end; the others raise for negative indices."""
+"""Reading by index. Some of torch's ops count negative indices from the end; other ops raise for negative indices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def index_select(b: Builder, x: Output, dim: int, index: Output) -> Output:
 
 
 def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
-    """Return the first ``number`` elements of a dimension, by StridedSlice.
+    """Return the first ``number`` elements of x along ``axis``, by StridedSlice.
 
     OpenVINO wrongly drops a Slice before GatherElements if sizes vary."""
     ends = [*[0] * axis, number]
@@ -49,7 +49,10 @@ def _first(b: Builder, x: Output, axis: int, number: Size) -> Output:
 
 @lowers(aten.gather.default)
 def gather(b: Builder, x: Output, dim: int, index: Output, sparse_grad: bool = False) -> Output:
-    """Return elements of x by index along ``dim``. Where ``index`` is smaller in another dimension, x is cut first."""
+    """Return elements of x by index along ``dim``.
+
+    In the other dimensions, x is first cut to the sizes of ``index``.
+    """
     if rank(x) == 0:
         return op.broadcast(x, op.shape_of(index, "i64")).output(0) if rank(index) else x
     place = dim % rank(x)
@@ -69,7 +72,10 @@ def take(b: Builder, x: Output, index: Output) -> Output:
 
 
 def no_masks(call: Call) -> str | None:
-    """Return why a bool mask is refused: the number of elements that it selects depends on the data. None without."""
+    """Return a reason to refuse an index that is a bool mask; None if there is no mask.
+
+    The number of elements that a mask selects depends on the data.
+    """
     for index in call.fake("indices"):
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             return "an index is a mask"
@@ -83,18 +89,18 @@ def index(b: Builder, x: Output, indices: Sequence[Output | None]) -> Output:
         dim, tensor = indexed[0]
         place = inside_dim(b, x, dim, tensor, negative=True)
         return op.gather(x, place, b.scalar(dim, I64)).output(0)
-    order, flat, places, spread = index_parts(b, x, indexed)
+    _, flat, places, spread = index_parts(b, x, indexed)
     gathered = op.gather(flat, places, b.scalar(0, I64)).output(0)
-    return _in_place(b, gathered, indexed, order, spread)
+    return _in_place(b, gathered, indexed, spread)
 
 
 def index_parts(
     b: Builder, x: Output, indexed: Sequence[tuple[int, Output]]
 ) -> tuple[list[int], Output, Output, int]:
-    """Combine several indices into one, for a dimension that joins all the indexed dimensions.
+    """Combine several indices into one index of a single dimension, which joins all the indexed dimensions.
 
-    Returns four values: x's dimensions with the indexed ones first; x in that order, with the indexed ones flattened to
-    one; places in that dimension; the rank of the places."""
+    Returns four values: x's dimensions, the indexed ones first; x in this order, its indexed dimensions flattened to
+    one; the combined index, for that dimension; the rank of the combined index."""
     dims = [dim for dim, _ in indexed]
     order = [*dims, *(dim for dim in range(rank(x)) if dim not in dims)]
     moved = op.transpose(x, b.axes(order)).output(0) if order != sorted(order) else x
@@ -115,12 +121,11 @@ def _product(b: Builder, shape: Any, dims: Sequence[int]) -> Output:
     return op.reduce_prod(sizes, b.axes([0]), True).output(0)
 
 
-def _in_place(
-    b: Builder, gathered: Output, indexed: Sequence[tuple[int, Output]], order: Sequence[int], spread: int
-) -> Output:
-    """Move the gathered dimensions from the front to the place of the indexed ones if those were neighbours.
+def _in_place(b: Builder, gathered: Output, indexed: Sequence[tuple[int, Output]], spread: int) -> Output:
+    """Move the gathered dimensions to the place of the indexed dimensions if these are neighbours, as torch does.
 
-    order: x's dimensions, the indexed ones first. spread: number of gathered dimensions."""
+    gathered: the result so far, with the gathered dimensions first. indexed: pairs of dimension and index. spread: the
+        number of gathered dimensions."""
     dims = [dim for dim, _ in indexed]
     first = dims[0]
     if dims != list(range(first, first + len(dims))) or first == 0:
@@ -143,7 +148,10 @@ def _same_sizes(call: Call) -> str | None:
 
 @lowers(aten.take_along_dim.default, refuses=_same_sizes)
 def take_along_dim(b: Builder, x: Output, index: Output, dim: int | None = None) -> Output:
-    """Return elements by index. With ``dim`` indices wrap around its size; else torch raises for one out of range."""
+    """Return elements by index along ``dim``, where indices wrap around.
+
+    Without ``dim`` x and index are flat, and torch raises for an index out of range.
+    """
     if dim is not None:
         wrapped = integers.remainder(b, b.cast(index, I64), b.size(x, dim))
         return op.gather_elements(x, wrapped, dim % rank(x)).output(0)

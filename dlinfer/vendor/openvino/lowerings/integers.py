@@ -1,8 +1,9 @@
 """Exact integer arithmetic, where OpenVINO's CPU plugin computes in float32.
 
 The plugin keeps i64 as 32 bits (docs/vendors/openvino.md). It computes division, remainders, comparisons, sums and
-maxima of integers in float32, which is exact to 2**24 only. Addition, products, shifts, bit operations, cumulative
-sums, sorting, and the minimum or maximum of two tensors are exact; the functions here use only those."""
+maxima of integers in float32, which is exact only up to 2**24. Addition, products, shifts, bit operations,
+cumulative sums, sorting, and the minimum or maximum of two tensors are exact. The functions here use only these
+exact operations."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def _floored(rest: Output, y: Output, kind: ov.Type) -> Output:
 
 
 def _one_less(b: "Builder", rest: Output, y: Output, kind: ov.Type) -> Output:
-    """Return a quotient's correction: -1 if ``rest`` and y differ in sign, 1 if ``rest`` is as large as y, else 0."""
+    """Return what to add to a quotient: -1 if ``rest`` and y differ in sign, 1 if ``rest`` is as large as y, else 0."""
     zero = b.scalar(0, kind)
     other_sign = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
     too_large = op.greater_equal(op.subtract(op.abs(rest), op.abs(y)), zero)

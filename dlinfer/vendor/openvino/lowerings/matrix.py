@@ -15,16 +15,16 @@ aten, dlinfer = torch.ops.aten, torch.ops.dlinfer
 
 
 def floats(call: Call) -> str | None:
-    """Return why a product of integers is refused, which would be rounded to float32; None for floats."""
+    """Return a reason to refuse a product of integers, which OpenVINO would round to float32; None for floats."""
     result = call.result[0] if isinstance(call.result, (list, tuple)) else call.result
     return None if result.is_floating_point() else "it multiplies matrices of integers"
 
 
 def product(x: Output, y: Output, transpose_x: bool = False, transpose_y: bool = False) -> Output:
-    """Return x @ y over the last two dimensions, each transposed on request. A vector is a row of x or a column of y.
+    """Return x @ y over the last two dimensions, each transposed on request.
 
-    Explicit nodes make vectors matrices: those that OpenVINO inserts itself would compute float32 in 16 bits
-    (``workarounds/precision.py``)."""
+    x or y may be a vector. A vector x is one row, a vector y one column. The nodes that make vectors matrices are
+    explicit: nodes that OpenVINO inserts itself would compute float32 in 16 bits (``workarounds/precision.py``)."""
     vectors = [axis for axis, value in ((-2, x), (-1, y)) if rank(value) == 1]
     if rank(x) == 1:
         x, transpose_x = op.unsqueeze(x, _axes([0])).output(0), False
@@ -68,7 +68,10 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
 
 
 def _counts(call: Call) -> str | None:
-    """Return why alpha=0 is refused: torch then ignores NaN in the matrices. Only ``baddbmm`` is taken with it."""
+    """Return a reason to refuse alpha=0, for which torch ignores NaN in the matrices.
+
+    Only ``baddbmm`` is taken with it.
+    """
     if call.arguments["alpha"] == 0 and call.target is not aten.baddbmm.default:
         return "the factor of a product is 0, so its matrices must not be read"
     return floats(call)

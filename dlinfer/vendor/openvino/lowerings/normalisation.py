@@ -23,7 +23,7 @@ def _affine(b: Builder, x: Output, weight: Output | None, bias: Output | None) -
 
 
 def _last(x: Output, shape: list[int]) -> list[int]:
-    """Return the dimensions that ``shape``, the argument ``normalized_shape``, covers: x's last ones."""
+    """Return the dimensions that layer norm's argument ``normalized_shape`` covers: the last ones of x."""
     return list(range(rank(x) - len(shape), rank(x)))
 
 
@@ -47,7 +47,7 @@ def native_layer_norm(
 
 
 def _by_channel(b: Builder, x: Output, weight: Output | None, bias: Output | None, like: Output) -> Output:
-    """Multiply by a weight and add a bias, both with one number for each channel; return the type of ``like``."""
+    """Multiply x by a weight and add a bias, both with one number for each channel. Return the type of ``like``."""
     parameters = [
         None if parameter is None else channels(b, parameter, rank(like)) for parameter in (weight, bias)
     ]
@@ -114,7 +114,10 @@ def root_mean_square(b: Builder, x: Output, axes: list[int], eps: float) -> Outp
 def aten_rms_norm(
     b: Builder, x: Output, shape: list[int], weight: Output | None = None, eps: float | None = None
 ) -> Output:
-    """Normalise and multiply in float32, round once; ``dlinfer.rms_norm`` rounds twice. eps: None means float32's."""
+    """Normalise and multiply by the weight in float32, and round once. ``dlinfer.rms_norm`` rounds twice.
+
+    eps: None means the epsilon of float32.
+    """
     small = torch.finfo(torch.float32).eps if eps is None else eps
     return b.cast(_affine(b, root_mean_square(b, x, _last(x, shape), small), weight, None), b.kind)
 

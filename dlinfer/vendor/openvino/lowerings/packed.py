@@ -1,7 +1,7 @@
 """A linear layer with a 4-bit weight.
 
-The lowering unpacks the words by arithmetic, which is right for any weight. It names the nodes of the unpacked numbers
-and zero points after the input that holds the words. If that input becomes a constant, ``weights.with_weights``
+The lowering unpacks the weight's words by arithmetic, which is right for any weight. It names the nodes of the unpacked
+numbers and zero points after the input that holds the words. If this input becomes a constant, ``weights.with_weights``
 replaces these nodes by 4-bit constants, which the CPU plugin keeps in 4 bits."""
 
 import openvino as ov

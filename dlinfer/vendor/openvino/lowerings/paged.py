@@ -1,8 +1,8 @@
 """Attention over a paged KV cache by OpenVINO's own op, which reads and writes the cache in place.
 
 The op takes 28 inputs: the new tokens, the caches, each sequence's start and blocks, and a dozen features that stay
-off. It writes new keys and values into the memory of the cache parameters. For several queries of a sequence it also
-zeroes the values after the sequence's end in its last block, which are never read.
+off. It writes new keys and values into the memory of the cache parameters. If a sequence has several queries, the op
+also zeroes the values behind the sequence's end in its last block. These values are never read.
 """
 
 import weakref
@@ -34,9 +34,9 @@ I32, F32 = ov.Type.i32, ov.Type.f32
 class Pages(NamedTuple):
     """Where each sequence starts and ends, as OpenVINO's attention takes it; shared by a model's layers.
 
-    past: the number of cached tokens. begins: the first of each sequence's new tokens, and their number at the end.
-    blocks: the table of blocks, flattened. block_begins: the first of each sequence's blocks. longest: largest
-        length."""
+    past: how many tokens of each sequence are cached already. begins: the index of each sequence's first new token, and
+        at the end the number of all new tokens. blocks: the block table, flattened. block_begins: the index of each
+        sequence's first block in ``blocks``, and at the end their number. longest: the largest length of a sequence."""
 
     past: Output
     begins: Output
@@ -62,7 +62,7 @@ def _refusal(call: Call) -> str | None:
 
 
 def foreign_layout() -> str | None:
-    """Return why KV caches have another layout than OpenVINO's attention needs; None if they have that layout."""
+    """Return a reason if KV caches have another layout than OpenVINO's attention needs; else None."""
     vendor = discovery.activate_default("cpu")
     if vendor is not None and vendor.kv_cache_layout == LAYOUT:
         return None
@@ -73,7 +73,10 @@ def foreign_layout() -> str | None:
 
 
 def _settle(x: Tensor) -> str | None:
-    """Return why a size after the first is unknown, or None. Guards these sizes: the model is built for them."""
+    """Add guards on all sizes of x but the first, because the model is built for these sizes.
+
+    Return a reason if one of the sizes is not known; else None.
+    """
     for size in x.shape[1:]:
         if not example_number(size) or size != example_number(size):
             return "heads, head sizes or block size are known only at run time"
@@ -81,7 +84,7 @@ def _settle(x: Tensor) -> str | None:
 
 
 def _sizes(x: Tensor) -> list[int]:
-    """Return all sizes but the first, which ``_settle`` guards."""
+    """Return all sizes of x but the first. ``_settle`` has added guards on them."""
     return [size for symbol in x.shape[1:] if (size := fixed_size(symbol)) is not None]
 
 
@@ -155,7 +158,10 @@ def _flat(b: Builder, x: Output, row: int) -> Output:
 
 
 def _cache_input(cache: Output) -> Output:
-    """Let the plugin choose the type of a cache's parameter. With another fixed type it would write into a copy."""
+    """Let the plugin choose the type of a cache's parameter.
+
+    With a fixed type other than its own choice, the plugin would write into a copy.
+    """
     parameter = cache.get_node()
     assert isinstance(parameter, Parameter), "caches are inputs"
     parameter.set_element_type(ov.Type.dynamic)

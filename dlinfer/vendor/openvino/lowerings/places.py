@@ -1,9 +1,10 @@
 """Checks of index tensors: if an index is out of range, torch runs the call, and raises.
 
 For an index out of range OpenVINO's Gather reads zeros, its one-hot gives a row of zeros, its scatters raise an unclear
-error, and several combined indices reach another row. A constant index is checked when the model is built. An input
-that indexes an input or a fixed size is checked before each call. The model itself checks all others: it uses place 0
-instead and reports a fault (``Builder.fault``), so its results are dropped.
+error, and several combined indices reach another row. A constant index is checked when the model is built. An input of
+the model that indexes an input or a fixed size is checked before each call. Any other index is checked by the model
+itself: for an index out of range it uses place 0 and reports a fault (``Builder.fault``), so that the model's results
+are dropped.
 """
 
 from typing import Any
@@ -22,9 +23,9 @@ _KEEPS_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Bro
 
 
 def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> Output:
-    """Return an i64 index counted from the start, always in 0..size-1.
+    """Return an index as i64, counted from the start, with a check that it is in 0..size-1.
 
-    size: the indexed dimension's size as a value of the model. shown: the same size as fakes show it. negative: whether
+    size: the size of the indexed dimension as a value of the model. shown: the same size in fakes. negative: whether
         torch's op counts negative indices from the end; otherwise it raises for them."""
     fixed = fixed_size(shown)
     if fixed is not None and _known_inside(index, fixed, negative):
@@ -41,12 +42,12 @@ def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> 
 
 
 def inside_dim(b: Builder, x: Output, dim: int, index: Output, negative: bool) -> Output:
-    """Return an i64 index into one dimension of x, the call's ``self``: counted from the start, always in range."""
+    """Return an index into dimension ``dim`` of x, the call's ``self``, as ``inside`` does."""
     return inside(b, index, b.size(x, dim), b.call.fake("self").shape[dim], negative)
 
 
 def _input_size(size: Any) -> tuple[str, int] | None:
-    """Return the input and the dimension of that input whose size this is; None if it is something else."""
+    """If ``size`` is a size of an input of the model, return the input's name and the dimension; else None."""
     gather = size.get_node()
     if gather.get_type_name() != "Gather":
         return None
@@ -76,7 +77,7 @@ def _counted(b: Builder, index: Output, size: Any) -> Output:
 
 
 def _known_inside(index: Output, size: int, negative: bool) -> bool:
-    """Return whether an index needs no check: a constant, or a sort's index, in range and counted from the start.
+    """Return whether an index needs no check: it is a constant, or a sort's index, in range and counted from the start.
 
     Raises LoweringError for a constant that is out of range."""
     node = index.get_node()

@@ -17,7 +17,7 @@ F32 = ov.Type.f32
 
 
 def _taken(call: Call) -> str | None:
-    """Return why an image without a batch, or of integers, is refused; None for others.
+    """Return a reason to refuse an image without a batch dimension, or of integers; else None.
 
     The digit in the op's name is the number of the image's dimensions."""
     x = call.fake("self")
@@ -27,14 +27,17 @@ def _taken(call: Call) -> str | None:
 
 
 def _windows(x: Output, kernel: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
-    """Return three lists, with a number for each dimension of the image: the windows' sizes, strides and padding."""
+    """Return the windows' sizes, strides and padding: three lists, with a number for each dimension of the image."""
     dims = rank(x) - 2
     sizes = spread(kernel, dims)
     return sizes, spread(stride, dims) if stride else sizes, spread(padding, dims)
 
 
 def _rounding(ceil: bool) -> str:
-    """Return OpenVINO's rounding type. As in torch, "ceil_torch" drops windows that start in the padding at the end."""
+    """Return OpenVINO's rounding type.
+
+    Like torch, "ceil_torch" drops windows that start in the padding at the end.
+    """
     return "ceil_torch" if ceil else "floor"
 
 
@@ -54,8 +57,8 @@ def max_pool(
 def _of_all_floats(b: Builder, x: Output, pooled: Any) -> Output:
     """Return the largest element of each window, also negative infinity and NaN. pooled: the plugin's own pooling.
 
-    OpenVINO starts from the lowest finite number and skips NaN. So a second pooling of codes finds the windows with NaN
-    (code 2) and those of negative infinity only (code 0)."""
+    The plugin starts from the lowest finite number and skips NaN. So a second pooling, of codes, finds the windows with
+    NaN (code 2) and the windows of negative infinity only (code 0)."""
     kind = x.get_element_type()
     zero, unit, two = (b.scalar(value, F32) for value in (0.0, 1.0, 2.0))
     finite = op.less(b.scalar(float("-inf"), F32), b.cast(x, F32))

@@ -42,7 +42,7 @@ def _sum(b: Builder, x: Output, axes: Sequence[int], keep: bool) -> Output:
 
 
 def _at_most(b: Builder, axes: Sequence[int], number: int) -> bool:
-    """Return whether these dimensions of the call's input together have at most ``number`` elements, at every call."""
+    """Return whether these dimensions of ``self`` can have at most ``number`` elements together, at every call."""
     total = 1
     for axis in axes:
         _, highest = size_range(b.call.fake("self").shape[axis])
@@ -82,7 +82,7 @@ def count(b: Builder, x: Output, axes: Sequence[int], kind: ov.Type) -> Output:
 def _extreme(b: Builder, x: Output, axes: Sequence[int], keep: bool, largest: bool) -> Output:
     """Return the largest or smallest element, exact for integers and infinities too.
 
-    OpenVINO's reductions start from the lowest finite number, and compute integers in float32; so this sorts instead.
+    OpenVINO's reductions start from the lowest finite number, and compute integers in float32. So this sorts instead.
     Sorting skips NaN, so NaN is put in afterwards."""
     result = x
     for axis in axes:
@@ -163,7 +163,10 @@ def _finished(b: Builder, value: Output, axes: Sequence[int], keep: bool, kind: 
 
 
 def _variance(root: bool, with_mean: bool) -> Build:
-    """Return a lowering of variance, or of its root, perhaps with the mean. ``unbiased=False`` means correction 0."""
+    """Return a lowering of the variance or, if ``root``, of the deviation; if ``with_mean``, also of the mean.
+
+    ``unbiased=False`` of torch's op means correction 0.
+    """
 
     def build(
         b: Builder,

@@ -1,6 +1,7 @@
 """Writing by index, without mutation: return the whole tensor with some elements replaced.
 
-If only rows of an input are written, they stay separate (``written.Rows``), so that a cache is never copied.
+If only rows of an input are written, the new rows and the old content stay separate (``written.Rows``), so that a KV
+cache is not copied.
 """
 
 import math
@@ -29,7 +30,7 @@ F32, I64 = ov.Type.f32, ov.Type.i64
 
 
 def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Output:
-    """Broadcast a value to one row of x for each index along a dimension."""
+    """Broadcast ``value`` to rows of x along ``dim``, as many as ``index`` has elements."""
     sizes = [b.size(x, axis) for axis in range(rank(x))]
     sizes[dim] = b.size(index, 0)
     return op.broadcast(value, b.numbers(sizes)).output(0)
@@ -38,9 +39,9 @@ def _rows(b: Builder, x: Output, dim: int, index: Output, value: Output) -> Outp
 def _placed(
     b: Builder, x: Output, dim: int, index: Output, source: Output, number: Any, unique: bool = False
 ) -> Output | Rows:
-    """Replace rows of x. Returns Rows if x is an input of the model, else the whole tensor.
+    """Replace rows of x at ``index`` along ``dim``. Returns Rows if x is an input of the model, else the whole tensor.
 
-    number: how many rows, as fakes show it. unique: no place repeats."""
+    number: how many rows, in fakes. unique: whether no place repeats."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)
@@ -78,7 +79,7 @@ def slice_scatter(
 
 
 def _clamped(b: Builder, start: Any, size: Size) -> Any:
-    """Return a start counted from the beginning, and between 0 and the size."""
+    """Return a slice's start, counted from the beginning and limited to 0..size."""
     if isinstance(start, int) and start >= 0:
         if isinstance(size, int):
             return min(start, size)
@@ -149,9 +150,10 @@ def _same_rank(call: Call) -> str | None:
 
 
 def _reduced(call: Call) -> str | None:
-    """Return why a scatter is refused; None if it is taken.
+    """Return a reason to refuse a scatter with a reduction; else None.
 
-    An extreme of floats without ``self`` is refused: the plugin starts from a finite number and loses infinity."""
+    A maximum or minimum of floats without ``self`` is refused, because the plugin starts from a finite number and loses
+    infinity."""
     arguments = call.arguments
     alone = not arguments.get("include_self", True) and arguments["reduce"] in ("amax", "amin")
     if alone and call.fake("self").is_floating_point():
@@ -179,7 +181,7 @@ def _scatter(
 
 
 def _summed_in(kind: ov.Type) -> ov.Type:
-    """Return the type to sum in: float32 for 16-bit floats, since the plugin would round after each summand."""
+    """Return the type to sum in: float32 for 16-bit floats, because the plugin would round after each summand."""
     return F32 if kind in SHORT else integers.computed_in(kind)
 
 

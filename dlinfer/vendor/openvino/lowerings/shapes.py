@@ -22,26 +22,26 @@ def rank(x: Output) -> int:
 
 
 def leading(b: Builder, x: Output, dims: int) -> Output:
-    """Add dimensions of size 1 in front until x has ``dims``."""
+    """Add dimensions of size 1 in front until the rank of x is ``dims``."""
     missing = dims - rank(x)
     return op.unsqueeze(x, b.axes(list(range(missing)))).output(0) if missing > 0 else x
 
 
 def channels(b: Builder, x: Output, dims: int) -> Output:
-    """Reshape [channels] to [1, channels, 1, ...]."""
+    """Reshape x from [channels] to [1, channels, 1, ...], of rank ``dims``."""
     return op.reshape(x, b.axes([1, -1, *([1] * (dims - 2))]), False).output(0)
 
 
 def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Output:
-    """Reshape x to the sizes of the call's result."""
+    """Reshape x to the sizes of the call's result. sizes: these sizes as values, if the caller knows them."""
     old, new = b.call.fake("self").shape, b.result.shape
     return b.shaped(x, old, new, sizes_of(b, x, old, new) if sizes is None else sizes)
 
 
 def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
-    """Return the sizes ``new`` of a fake as values: fixed numbers, or sizes of x.
+    """Return the sizes ``new``, given in fakes, as values: fixed numbers, or sizes of x.
 
-    At most one may be neither: it follows from the number of elements."""
+    old: the sizes of x in fakes. At most one of ``new`` may be neither; it is computed from the number of elements."""
     values: list[Size] = []
     for size in new:
         fixed = fixed_size(size)
@@ -60,7 +60,10 @@ def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> l
 
 
 def _computes_sizes_of_nothing(call: Call) -> str | None:
-    """Return why an empty result of varying sizes is refused: OpenVINO skips the ops that compute the sizes."""
+    """Return a reason to refuse an empty result of varying sizes; None for other results.
+
+    OpenVINO skips the ops that compute the sizes of an empty result.
+    """
     sizes = list(map(fixed_size, call.result.shape))
     return without_elements(call.name) if 0 in sizes and None in sizes else None
 
@@ -129,12 +132,12 @@ def expand(b: Builder, x: Output, size: list[Size], *_: Any) -> Output:
 
 
 def repeated(b: Builder, x: Output, sizes: Sequence[Size]) -> Output:
-    """Broadcast x to sizes. A size of 1 keeps the size that x has there."""
+    """Broadcast x to ``sizes``. In a dimension with size 1 in ``sizes``, x keeps its own size."""
     return op.broadcast(x, b.numbers(sizes), broadcast_spec="BIDIRECTIONAL").output(0)
 
 
 def _kept(b: Builder, x: Output, size: Sequence[Size]) -> list[Size] | None:
-    """Return sizes to broadcast to, with 1 where x keeps its own; None if x keeps all of its sizes."""
+    """Return the sizes to broadcast x to, with 1 in dimensions that x does not change; None if x changes in none."""
     old, new = b.call.fake("self").shape, b.result.shape
     more = len(new) - len(old)
     same = [place >= more and str(old[place - more]) == str(symbol) for place, symbol in enumerate(new)]

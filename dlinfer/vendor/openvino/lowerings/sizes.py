@@ -1,4 +1,4 @@
-"""Arithmetic on sizes. Integers are i64 scalars of the model, or Python numbers if they are known."""
+"""Arithmetic on sizes. Integers are i64 scalars of the model, or Python numbers if they are fixed."""
 
 import functools
 import math
@@ -29,7 +29,10 @@ def sym_numel(b: Builder, x: Output) -> Output:
 
 
 def _on_numbers(*targets: Any, python: Any = None, refuses: Check = taken) -> Callable[[Build], Build]:
-    """Register the decorated function. If a call's operands are all known, ``python`` or the target computes it."""
+    """Register the decorated function as the lowering of ``targets``.
+
+    If all operands of a call are Python numbers, ``python`` or else the first target computes the result at once.
+    """
 
     def register(build: Build) -> Build:
         def either(b: Builder, *values: Any) -> Any:
@@ -47,7 +50,7 @@ def _kind(b: Builder) -> ov.Type:
 
 
 def _computes(function: Any, kind: ov.Type | None = None) -> Build:
-    """Return a lowering that computes in ``kind``; None means the result's own type."""
+    """Return a lowering that applies ``function`` to operands of type ``kind``; None means the result's type."""
     return lambda b, *values: function(*(b.cast(value, kind or _kind(b)) for value in values)).output(0)
 
 

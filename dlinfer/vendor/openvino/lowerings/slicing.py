@@ -62,7 +62,10 @@ _fixed_order = unless(
 
 @lowers(aten.diff.default, refuses=_fixed_order)
 def diff(b: Builder, x: Output, n: int = 1, dim: int = -1, *ends: Output | None) -> Output:
-    """Return differences of neighbours, n times. ends: tensors to put before and after x first, each may be None."""
+    """Return differences of neighbours, n times.
+
+    ends: torch's ``prepend`` and ``append``: tensors, or None, that are put before and after x first.
+    """
     before, after = ends or (None, None)
     kind = integers.computed_in(b.kind)
     parts = [b.cast(part, kind) for part in (before, x, after) if part is not None]
@@ -85,7 +88,7 @@ def unbind(b: Builder, x: Output, dim: int = 0) -> list[Output]:
 
 
 def _parts(b: Builder, x: Output, dim: int, lengths: Sequence[Any]) -> list[Output]:
-    """Split x into parts of these lengths, whose sum is the size of x."""
+    """Split x into parts of these lengths, whose sum is the size of the dimension."""
     if len(lengths) == 1:
         return [x]
     sizes = b.numbers(lengths)
@@ -97,9 +100,10 @@ lowers(aten.split_with_sizes.default, aten.split.sizes)(lambda b, x, sizes, dim=
 
 @lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
 def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
-    """Split into the captured number of parts. If lengths vary between calls, all parts but the last are equally long.
+    """Split into as many parts as the captured call returns.
 
-    For tensor_split the lengths differ by at most one, and the longer parts come first."""
+    If the parts' lengths vary between calls, all parts but the last are equally long. With tensor_split the lengths
+    differ by at most one, and the longer parts come first."""
     lengths = [fixed_size(part.shape[dim]) for part in b.call.result]
     if None not in lengths:
         return _parts(b, x, dim, lengths)

@@ -21,7 +21,10 @@ _floats = unless(lambda call: call.result.is_floating_point(), "the image has in
 def _resized(
     b: Builder, x: Output, sizes: list[Size], how: str, corners: bool, factors: list[float] | None
 ) -> Output:
-    """Resize dimensions 2 and later. torch computes positions from the caller's factors; without them, from sizes."""
+    """Resize dimensions 2 and later to ``sizes``.
+
+    As in torch, positions are computed from the caller's ``factors``; if the caller gave none, from the sizes.
+    """
     axes = b.axes(list(range(2, rank(x))))
     where = "align_corners" if corners else "asymmetric" if how == "nearest" else "pytorch_half_pixel"
     named: dict[str, Any] = {"coordinate_transformation_mode": where, "cube_coeff": -0.75}
@@ -37,7 +40,10 @@ def _resized(
 
 
 def _target_sizes(b: Builder, x: Output, sizes: Any, factors: Any) -> tuple[list[Size], list[float] | None]:
-    """Return the sizes of the result, and the factors (None if the call has none). One of the arguments is None."""
+    """Return the sizes of the result, and the factors or None.
+
+    The call has either ``sizes`` or ``factors``; one is None.
+    """
     if sizes is not None:
         return list(sizes), None
     targets: list[Size] = []

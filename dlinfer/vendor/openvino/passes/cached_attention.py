@@ -1,8 +1,8 @@
 """Merge a cache write and paged attention into one node, for engines whose attention writes the cache itself.
 
-Such attention takes the blocks of each sequence, and appends the new tokens to the old ones; it takes no slots. So two
-nodes may merge only if the write's slots are exactly the places after the old tokens. That depends on values. The graph
-assumes it, and ``check_slots`` checks it before each run."""
+Attention of such an engine takes the blocks of each sequence, but no slots: it writes the new tokens right behind the
+old ones. So a cache write may merge with the attention only if the write's slots are exactly these places. That depends
+on values at run time. The merged graph assumes it, and the op ``check_slots`` checks it at each run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +52,7 @@ def cached_attention(
 ) -> None:
     """Run ``dlinfer.fill_kv_cache`` of k and v, then causal paged attention of q over the caches.
 
-    Takes the arguments of both ops. q_ends: the end of each sequence's queries in q; None for one new token per
+    Takes the arguments of both ops. q_ends: the index after each sequence's last query in q; None for one new token per
     sequence. Mutates k_cache, v_cache and attn_output; attn_output may be q's memory.
     """
     ops.fill_kv_cache.overload(k, v, k_cache, v_cache, kv_start_indices)
@@ -74,7 +74,7 @@ CACHED_ATTENTION = own_op(cached_attention, cached_attention, mutates=("k_cache"
 
 
 def merge_cached_attention(graph_module: fx.GraphModule) -> list[Edit]:
-    """Merge each ``fill_kv_cache`` with the attention that reads its result; return one edit per pair."""
+    """Merge each ``fill_kv_cache`` with the attention that reads the caches after it. Return one edit for each pair."""
     rewriter = Rewriter(graph_module)
     effects = effects_of(graph_module.graph)
     merged = []
@@ -101,7 +101,7 @@ def _edit(fill: fx.Node, attention: fx.Node, new: fx.Node) -> Edit:
 
 
 def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
-    """Return a causal paged attention's arguments by the merged op's names; None for any other node."""
+    """Return a causal paged attention's arguments, named as in the merged op; None for any other node."""
     if attention.target == ops.paged_decode_attention.overload:
         return arguments(attention) | {"q_ends": None, "max_q_seq_len": 1}
     if attention.target == ops.paged_prefill_attention.overload and arguments(attention)["causal"]:
@@ -112,8 +112,8 @@ def _arguments_of(attention: fx.Node) -> dict[str, Any] | None:
 def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
     """Return the cache write that an attention can merge with; None if there is none.
 
-    It is the last write before the attention, to the same caches, with no node between that reads or writes them. The
-    caches must be inputs, since an engine writes them in place."""
+    It is the last write before the attention, and to the same caches. Between the two no node may read the caches or
+    write anything. The caches must be inputs, since an engine writes them in place."""
     caches = [arguments(attention)[name] for name in ("k_cache", "v_cache")]
     if any(cache.op != "placeholder" for cache in caches) or storages(caches[0]) & storages(caches[1]):
         return None
@@ -129,7 +129,7 @@ def _fill_of(attention: fx.Node, effects: Effects) -> fx.Node | None:
 
 
 _MADE_LIKE = frozenset(f"aten.{name}" for name in ("new_empty", "empty_like", "new_zeros", "zeros_like"))
-"""Ops that read a tensor's sizes and dtype, but not its values; such ops allocate an attention's output."""
+"""Ops that read a tensor's sizes and dtype, but not its values. They allocate an attention's output, for example."""
 
 
 def _reads(node: fx.Node) -> Memory:
@@ -147,7 +147,7 @@ def _before(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _insert_checks(rewriter: Rewriter, merged: list[fx.Node]) -> None:
-    """Insert one check of the slots for all nodes that share slots and tables, before the first of these nodes."""
+    """Insert a check of the slots before the merged nodes. Nodes with the same slots and tables share one check."""
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in merged:
         named = arguments(node)
@@ -164,7 +164,7 @@ _CHECKED = ("kv_start_indices", "block_offsets", "block_size", "q_ends", "kv_seq
 
 
 def cached_attention_pass(engine: str) -> Pass:
-    """Return the pass that merges cache writes and attention, for the ``passes`` of the engine of this name."""
+    """Return the pass that merges cache writes and attention. engine: the name of the engine that runs it."""
     return Pass(
         f"{engine}.cached_attention",
         "the engine's attention writes the cache itself, and a separate write would need a copy",

@@ -1,9 +1,10 @@
 """Keep OpenVINO 2026.4.1 from fusing attention wrongly with the ops around it.
 
-The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops. If
-there are as many heads as tokens, the results are wrong. The process crashes if two ops read the fused node or the same
-later op. With fixed sizes it also crashes if a later op that divides, compares or follows a transposition reads another
-tensor. A roll by 0 stops the fusion, since no pass folds it. It costs a copy."""
+The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops. This
+goes wrong in three cases. If there are as many heads as tokens, the results are wrong. If two ops read the fused node,
+or the same later op, the process crashes. With fixed sizes it also crashes if a later op that divides, compares or
+follows a transposition reads another tensor. A roll by 0 stops the fusion, since no pass folds it. The roll costs a
+copy."""
 
 import openvino as ov
 import openvino.opset16 as op
@@ -15,7 +16,7 @@ _FUSED = ("Add", "Convert", "Divide", "Multiply", "Reshape", "Select", "Subtract
 
 
 def part_attention(model: ov.Model) -> None:
-    """Separate attention from the ops that the plugin would fuse wrongly with it; mutates the model."""
+    """Insert a roll between attention and the ops that the plugin would fuse wrongly with it; mutates the model."""
     for node in model.get_ordered_ops():
         if not _is_attention(node):
             continue
@@ -53,7 +54,7 @@ def _is_square(node: Node) -> bool:
 
 
 def _forks(node: Node) -> bool:
-    """Return whether two ops read a node, or read an op that depends on the node, before the next matrix product."""
+    """Return whether two ops read a node, or read the same op behind it, before the next matrix product."""
     readers = [port.get_node() for output in node.outputs() for port in output.get_target_inputs()]
     fused = [reader for reader in readers if reader.get_type_name() not in _ENDS]
     return bool(fused) and (len(readers) > 1 or any(map(_forks, fused)))
@@ -64,7 +65,7 @@ def _is_fixed(node: Node) -> bool:
 
 
 def _joins(node: Node) -> bool:
-    """Return whether an op that depends on a node also reads another float tensor, before the next matrix product."""
+    """Return whether an op behind a node, before the next matrix product, also reads another float tensor."""
     for reader in node.output(0).get_target_inputs():
         behind = reader.get_node()
         if behind.get_type_name() in _ENDS:

@@ -1,11 +1,12 @@
 """Workarounds for values that depend on constants only: OpenVINO 2026.4.1 computes them once, then overwrites them.
 
-OpenVINO folds many of these values before it compiles. The CPU plugin computes the others once, but a later op may
-reuse their memory for its result. The next call, or another op of the same call, then reads that result. The operand of
-a roll keeps its memory if the roll is not constant itself. So these values get a roll by an input that is always 0.
+OpenVINO folds many of these values before it compiles. The CPU plugin computes the other values once, but a later op
+may reuse their memory for its own result. The next call, or another op of the same call, then reads that result. The
+operand of a roll keeps its memory if the roll is not constant itself. So these values get a roll by an input that is
+always 0.
 
-OpenVINO also drops an Abs of an operand that it considers non-negative, and it considers every converted constant so.
-It fuses a product with NaN and the sum after it into one op, which treats NaN as a number.
+OpenVINO also drops an Abs of an operand that it considers non-negative, and it considers every converted constant
+non-negative. It fuses a product with NaN and the sum after it into one op, which treats NaN as a number.
 
 OpenVINO combines constants of neighbouring linear ops: ``(x + c) * d`` becomes ``x * d + c * d``. With infinite or
 extreme constants that overflows or gives NaN, unlike the separate ops. To divide by a constant, OpenVINO multiplies by
@@ -35,7 +36,7 @@ _SMALLEST, _LARGEST = 2.0**-60, 2.0**60
 
 
 Write = Callable[..., Output]
-"""Calls a function that builds nodes: ``plainly``, or ``precision.precisely`` if float32 nodes need a mark."""
+"""Calls a function that builds nodes. It is ``plainly``, or ``precision.precisely`` if float32 nodes need a mark."""
 
 
 def plainly(function: Callable[..., Node], *values: Output) -> Output:
@@ -43,9 +44,9 @@ def plainly(function: Callable[..., Node], *values: Output) -> Output:
 
 
 def part_constants(model: ov.Model, write: Write = plainly) -> None:
-    """Put a roll between values that depend on constants only and ops that may overwrite them; mutates the model.
+    """Insert a roll before each op that may overwrite a value of constants only; mutates the model.
 
-    The readers of such a roll then run at each call, and may overwrite other values, so this repeats. Extreme constants
+    The readers of a new roll then run at each call, and may overwrite other values, so this repeats. Extreme constants
     of neighbouring linear ops come first: behind a roll, OpenVINO does not combine them."""
     nowhere, parting = None, set[str]()
     while readers := list(_combined(model)) or list(_overwriting(model, parting)):
@@ -61,7 +62,7 @@ def part_constants(model: ov.Model, write: Write = plainly) -> None:
 
 
 def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
-    """Replace Abs of values that depend on constants only by Select; mutates the model."""
+    """Replace each Abs whose operand depends on constants only by a Select; mutates the model."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Abs" or node.get_name() not in known:
@@ -72,7 +73,7 @@ def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
 
 
 def write_nan_factors(model: ov.Model, write: Write = plainly) -> None:
-    """Replace products with a NaN constant by sums, which are NaN too; mutates the model."""
+    """Replace each product with a NaN constant by a sum, which is NaN too; mutates the model."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Multiply" and any(_is_nan(value, known) for value in node.input_values()):
@@ -103,7 +104,7 @@ def no_places() -> ov.Tensor:
 
 
 def _combined(model: ov.Model) -> Iterator[Input]:
-    """Yield inputs with extreme constants: divisors, and those that OpenVINO would combine with a linear op before."""
+    """Yield inputs that read extreme constants: divisors, and constants to be combined with those of the op before."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -123,7 +124,7 @@ def _combined(model: ov.Model) -> Iterator[Input]:
 
 
 def _data_and_constant(node: Node, known: set[str]) -> tuple[Input | None, Input | None]:
-    """Return two inputs, data and constant, of a node with one input of each kind; None twice for any other node."""
+    """Return two inputs of a node: the one with data, and the one with a constant. Any other node gives None twice."""
     inputs = node.inputs()
     if len(inputs) != 2:
         return None, None
@@ -144,11 +145,11 @@ def _is_extreme(value: Output) -> bool:
 
 
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
-    """Yield inputs of ops that may overwrite a value of constants only before it is read again.
+    """Yield inputs of ops that may overwrite a value before it is read again. The values depend on constants only.
 
-    An op that also depends on an input of the model overwrites the value for the next call. If several ops read it, one
-    that itself depends on constants only overwrites it for the others: the plugin does not find readers after a
-    reshape. parting: names of the rolls, which only copy."""
+    An op that also depends on an input of the model overwrites the value for the next call. If several ops read a
+    value, an op that depends on constants only overwrites it for the other readers: the plugin does not find readers
+    behind a reshape. parting: names of the rolls, which only copy."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_name() not in known or node.get_type_name() == "Constant":
@@ -183,7 +184,10 @@ def _is_folded(node: Node) -> bool:
 
 
 def _folded(value: Output) -> Node:
-    """Return the node that a value has after folding. Folds a copy: the folding pass alone may change a node's type."""
+    """Return the node that a value has after folding.
+
+    The folding runs on a copy, because it may change a node's type.
+    """
     copy = ov.Model([value], [], "constants").clone()  # pyright: ignore[reportGeneralTypeIssues]
     manager = Manager()
     manager.register_pass(ConstantFolding())
@@ -192,7 +196,7 @@ def _folded(value: Output) -> Node:
 
 
 def _first_of(parted: Output, value: Output) -> Node:
-    """Return the first of the nodes that separate ``parted`` from ``value``, which reads the value itself."""
+    """Return the first of the nodes between ``value`` and ``parted``, which reads ``value`` itself."""
     node = parted.get_node()
     while node.input_value(0) != value:
         node = node.input_value(0).get_node()
@@ -207,7 +211,10 @@ def _parted(value: Any, nowhere: Any) -> Node:
 
 
 def _times_one(value: Any, nowhere: Any) -> Node:
-    """Separate a divisor by a product with 1, not a roll: OpenVINO moves reciprocals through rolls to the constant."""
+    """Separate a divisor from its constant by a product with 1.
+
+    A roll would not do: OpenVINO moves reciprocals through rolls to the constant.
+    """
     unit = op.convert(op.equal(nowhere, op.constant([0], ov.Type.i64)), value.get_element_type())
     product = op.multiply(value, unit)
     return product if len(value.get_partial_shape()) else op.squeeze(product, op.constant([0], ov.Type.i64))

@@ -1,11 +1,11 @@
-"""Keep float32 in models of a 16-bit type: OpenVINO 2026.4.1 computes it in 16 bits too unless each node is marked.
+"""Keep float32 in models of a 16-bit type: OpenVINO 2026.4.1 computes float32 in 16 bits too unless a node is marked.
 
 The mark is a runtime attribute. The Python API can neither create nor copy it, but writing the model as text and
 reading it again creates it. The plugin's rewrites drop the mark from some products (a transposed operand, a linear
 layer with a bias), so the precision of each compiled node is checked.
 
 For bfloat16 the plugin changes the precision of nodes. For float16 it converts the model, and rounds between marked and
-unmarked nodes: inputs, constants and results need the mark too."""
+unmarked nodes. So in float16 inputs, constants and results need the mark too."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from pathlib import Path
@@ -26,16 +26,16 @@ _PRECISE = "precise_0"
 
 
 class Precise:
-    """Collects the nodes of a model that compute float32, for marking them once the model is built."""
+    """Collects the nodes of a model that compute float32, to mark them when the model is complete."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._inside: set[str] = set()
 
     def note(self, node: fx.Node, outputs: Collection[Output]) -> None:
-        """Record which new nodes of the model an fx node became. outputs: its values in the model.
+        """Record the new nodes of the model that come from an fx node. outputs: the fx node's values in the model.
 
-        Nodes that compute float32 inside an op on 16 bits are kept apart from float32 of the graph itself."""
+        Nodes that compute float32 inside an op on 16 bits are kept apart from nodes of float32 ops."""
         tensors = [
             *tensors_of(node),
             *(tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)),
@@ -58,11 +58,11 @@ class Precise:
                 waiting += [port.get_source_output().get_node() for port in node.inputs()]
 
     def marked(self, model: ov.Model, precision: str) -> tuple[ov.Model, frozenset[str]]:
-        """Return two values: the model with its float32 nodes marked, and these nodes' names except casts to 16 bits.
+        """Return two values: the model with its float32 nodes marked, and the names of nodes for ``rounded`` to check.
 
         precision: the model's 16-bit type. An op on 16 bits may compute float32 inside, with numbers beyond float16,
-            such as a sum of squares. For f16 such nodes are marked too; for bf16 only those of ``kept_wide`` and of
-            pointwise ops."""
+            such as a sum of squares. For f16 all nodes inside such ops are marked; for bf16 only those of ``kept_wide``
+            and of pointwise ops. The names leave out these nodes, and casts to 16 bits."""
         nodes = [node for node in model.get_ops() if _is_wide(node)]
         outside = [node for node in nodes if node.get_name() not in self._inside]
         inside = [
@@ -90,7 +90,7 @@ def kept_wide(node: Node) -> Node:
 
 
 def precisely(function: Callable[..., Node], *values: Output) -> Output:
-    """Return the output of the nodes that ``function`` builds for these values, with the mark on float32 nodes."""
+    """Build nodes by ``function`` from ``values``, with the mark on float32 nodes. Return their output."""
     stand_ins = [op.parameter(value.get_partial_shape(), value.get_element_type()) for value in values]
     model = ov.Model([function(*stand_ins)], stand_ins, "precise")  # pyright: ignore[reportGeneralTypeIssues]
     model = _with_marks(model, filter(_is_wide, model.get_ops()))
@@ -152,12 +152,15 @@ def _info(node: Node, key: str) -> str:
 
 
 def _layers(node: Node) -> list[str]:
-    """Return the names of the model's nodes that were fused into this node of a runtime model, in order."""
+    """Return the names of the model's nodes that a node of the runtime model was fused from, in order."""
     return [layer for layer in _info(node, "originalLayersNames").split(",") if layer]
 
 
 def _added(node: Node, known: Set[str]) -> Iterator[Node]:
-    """Yield the nodes that the plugin itself put before a node, up to the model's own, whose names are ``known``."""
+    """Yield the nodes that the plugin itself put before a node, back to nodes of the model.
+
+    known: the names of all nodes of the model.
+    """
     seen: set[str] = set()
     waiting = [node]
     while waiting:
@@ -174,12 +177,15 @@ def _rounds(node: Node) -> bool:
 
 
 def _is_short(node: Node) -> bool:
-    """Return whether a runtime model's node outputs 16 bits."""
+    """Return whether a node of the runtime model outputs 16 bits."""
     return _info(node, "outputPrecisions").split(",")[0] in _SHORT
 
 
 def _sources(node: Node) -> Iterator[Node]:
-    """Yield the nodes whose floats a runtime model's node reads; the plugin's reorderings between them are skipped."""
+    """Yield the nodes whose floats a node of the runtime model reads.
+
+    The plugin's reorderings between them are skipped.
+    """
     for port in node.inputs():
         source = port.get_source_output().get_node()
         while _info(source, "layerType") == "Reorder":
