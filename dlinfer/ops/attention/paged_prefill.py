@@ -46,8 +46,10 @@ def paged_prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.paged_prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], the index after each sequence's last query (``actual_q_seqlens``). attn_output: mutated, except
-    rows after the last query; row i may share memory with row i of q. window_left, window_right: -1 for no bound.
+    q_ends: [sequences], the index after each sequence's last query (``actual_q_seqlens``).
+    attn_output: mutated, except rows after the last query; row i may share memory with row i of q.
+    window_left, window_right: -1 for no bound.
+
     Returns nothing.
     """
     scoring = Scoring(

@@ -42,9 +42,11 @@ def prefill_attention(
 ) -> None:
     """The torch op behind ``dlinfer.ops.prefill_attention``, which documents the arguments.
 
-    q_ends: [sequences], the index after each sequence's last query (``actual_seq_lengths_cpu``). attn_output: mutated,
-    except rows after the last query; row i may share memory with row i of q. window_left, window_right: -1 for no
-    bound. Returns nothing.
+    q_ends: [sequences], the index after each sequence's last query (``actual_seq_lengths_cpu``).
+    attn_output: mutated, except rows after the last query; row i may share memory with row i of q.
+    window_left, window_right: -1 for no bound.
+
+    Returns nothing.
     """
     scoring = Scoring(
         softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks

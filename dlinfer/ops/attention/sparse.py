@@ -125,8 +125,9 @@ def sparse_flash_attention(
     sparse_indices: [tokens, 1, count], int32 or int64: positions in the token's sequence. Negative positions, and
         positions after the query's own, are ignored.
     scale: the factor of the scores.
-    block_table: [sequences, blocks], int32 or int64. actual_seq_lengths_query, kv_seqlens: [sequences], int32 or int64,
-        on any device: the index after each sequence's last query, and its number of tokens in the cache.
+    block_table: [sequences, blocks], int32 or int64.
+    actual_seq_lengths_query, kv_seqlens: [sequences], int32 or int64, on any device: the index after each sequence's
+        last query, and its number of tokens in the cache.
 
     Returns a new tensor [tokens, heads, size of value] of query's dtype; a token that sees nothing gets zeros. Nothing
     is mutated. Computed in float32 at least and rounded once. Raises OpArgumentError.

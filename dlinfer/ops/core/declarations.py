@@ -117,8 +117,8 @@ class Declarations:
     ) -> Callable[..., None]:
         """Return the function that checks a call's arguments. Its source is generated, so that it runs fast.
 
-        extra: a function to call between the rules for ranks and the rules for sizes. names: the names of its
-            parameters, each a parameter of the op or ``rules``.
+        extra: a function to call between the rules for ranks and the rules for sizes.
+        names: the names of its parameters, each a parameter of the op or ``rules``.
         """
         between = [] if extra is None else [f"extra({', '.join(names)})"]
         lines = [*self._first, *between, *self._rest] or ["pass"]

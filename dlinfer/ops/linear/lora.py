@@ -34,8 +34,9 @@ def lora_linear(
     rows as its rank.
 
     base: [tokens, out_features], the linear layer's result; float32, float16 or bfloat16, any strides.
-    x: [tokens, in_features], the layer's input. a: [rows, in_features], A of each adapter. b: [rows, out_features],
-        B.T of each adapter. All of base's dtype, any strides.
+    x: [tokens, in_features], the layer's input.
+    a: [rows, in_features], A of each adapter.
+    b: [rows, out_features], B.T of each adapter. All of base's dtype, any strides.
     starts, ranks: [adapters], int32 or int64: each adapter's first row and its number of rows. An adapter of rank 0
         changes nothing.
     scalings: [adapters], floating.

@@ -66,8 +66,8 @@ def _call_fused_moe_w8a8(
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32 or bfloat16: the scale of each row.
-    down_weights: [experts, hidden, intermediate], likewise. down_scales: [experts, hidden, 1], likewise. hidden and
-        intermediate are at least 1.
+    down_weights: [experts, hidden, intermediate], likewise.
+    down_scales: [experts, hidden, 1], likewise. hidden and intermediate are at least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     moe_metadata: only its ``ep_size`` is read.
@@ -159,8 +159,9 @@ def fused_moe_blocked_fp8(
     gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], float32; both quotients are rounded
         up.
-    down_weights: [experts, hidden, intermediate], likewise. down_scales: [experts, hidden / block_size, intermediate /
-        block_size], likewise. hidden and intermediate are at least 1.
+    down_weights: [experts, hidden, intermediate], likewise.
+    down_scales: [experts, hidden / block_size, intermediate / block_size], likewise. hidden and intermediate are at
+        least 1.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     renormalize: divide a token's weights by their sum.
     block_size: rows and columns of a block; 128 in known checkpoints.

@@ -109,8 +109,8 @@ def routed(
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 at least and rounded once.
 
-    experts: how many there are. gate_up, down: the products before and after the activation ``activated`` of gate and
-        up.
+    experts: how many there are.
+    gate_up, down: the products before and after the activation ``activated`` of gate and up.
     """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:

@@ -164,8 +164,10 @@ def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
 def rows_of(packed: Tensor, indices: Tensor, rows: int, columns: int) -> Tensor:
     """Return the unpacked rows ``indices`` of a packed matrix: a new tensor bfloat16 [*indices.shape, columns].
 
-    packed: the result of ``pack`` for a matrix [rows, columns]. indices: int32 or int64, each in 0..rows - 1; the range
-        is not checked. Raises OpArgumentError if the size of ``packed`` is wrong.
+    packed: the result of ``pack`` for a matrix [rows, columns].
+    indices: int32 or int64, each in 0..rows - 1; the range is not checked.
+
+    Raises OpArgumentError if the size of ``packed`` is wrong.
     """
     parts = _parts(packed, rows, columns)
     which = indices.flatten().long()

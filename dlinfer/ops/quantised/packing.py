@@ -105,9 +105,10 @@ class Packing:
     def _turn(self, words: Tensor, target: "Packing", out: Tensor) -> None:
         """Repack words along "in" as words along "out", and write them to ``out``.
 
-        words: [rows, columns] along "in". out: [rows, per_word, columns / per_word]. ``per_word`` neighbouring words of
-            a row are a square matrix of numbers, which is transposed: swap its two off-diagonal quarters, then those of
-            each quarter, and so on (Warren, Hacker's Delight, 7-3).
+        words: [rows, columns] along "in".
+        out: [rows, per_word, columns / per_word]. ``per_word`` neighbouring words of a row are a square matrix of
+            numbers, which is transposed: swap its two off-diagonal quarters, then those of each quarter, and so on
+            (Warren, Hacker's Delight, 7-3).
         """
         neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]
@@ -161,9 +162,12 @@ class Packing:
     ) -> Tensor:
         """Return the weight [in_features, out_features], in ``dtype`` or, if None, in the scales' dtype.
 
-        qweight: words, see ``pack``. scales: [groups, out_features], floating. qzeros: words, see ``pack_zeros``, or
-        None for the middle. group_of: [in_features], the group of each in_feature, if groups are not in order (GPTQ's
-        g_idx). This method defines the meaning of a packed weight. It is slow and allocates the full size.
+        qweight: words, see ``pack``.
+        scales: [groups, out_features], floating.
+        qzeros: words, see ``pack_zeros``, or None for the middle.
+        group_of: [in_features], the group of each in_feature, if groups are not in order (GPTQ's g_idx).
+
+        This method defines the meaning of a packed weight. It is slow and allocates the full size.
         """
         numbers, scales = self.unpack(qweight), scales.to(dtype or scales.dtype)
         if group_of is None:
@@ -178,8 +182,11 @@ class Packing:
     def quantise(self, weight: Tensor, dtype: torch.dtype = torch.float16) -> Quantised:
         """Quantise a weight to this layout, rounding each number to nearest: for tests and tools.
 
-        weight: [in_features, out_features], floating; ``weight.t()`` of a torch.nn.Linear. dtype: of the scales. The
-        range of each group covers its least and greatest number, and zero. Raises OpArgumentError for a float layout.
+        weight: [in_features, out_features], floating; ``weight.t()`` of a torch.nn.Linear.
+        dtype: of the scales.
+
+        The range of each group covers its least and greatest number, and zero. Raises OpArgumentError for a layout of
+        floats.
         """
         if self.numbers is not None:
             raise OpArgumentError(op="packing", argument="numbers", expected="None", given=self.numbers)

@@ -66,8 +66,9 @@ def _call_causal_conv1d(
     The inputs before a sequence's first token are the last ``width`` inputs, read from its slot of conv_state. A fresh
     sequence reads zeros in their place. Afterwards the slot holds the last ``width`` inputs, these tokens included.
 
-    x: [tokens, channels], with the sequences packed one after another; float32, float16 or bfloat16, any
-        strides. weight: [channels, width]. bias: [channels] or None. weight and bias have x's dtype.
+    x: [tokens, channels], with the sequences packed one after another; float32, float16 or bfloat16, any strides.
+    weight: [channels, width].
+    bias: [channels] or None. weight and bias have x's dtype.
     conv_state: [slots, channels, width], of x's dtype, the newest input last; any strides.
     state_ids: [sequences], int32 or int64: the slot of each sequence, no slot twice. A negative id means no slot: the
         state starts at zero and is not stored.

@@ -79,9 +79,10 @@ def _call_gated_delta_rule(
     S is the state of the token's sequence, [value size, key size] for each value head. It starts as the state in the
     sequence's slot, or as zeros if the sequence is fresh. After the sequence's last token, S is stored in the slot.
 
-    query, key: [tokens, key heads, key size], with the sequences packed one after another. value: [tokens,
-        value heads, value size]. The number of value heads is a multiple of the number of key heads: value head j reads
-        key head j // (value heads / key heads). All of one dtype, float32, float16 or bfloat16, any strides.
+    query, key: [tokens, key heads, key size], with the sequences packed one after another.
+    value: [tokens, value heads, value size]. The number of value heads is a multiple of the number of key heads: value
+        head j reads key head j // (value heads / key heads). query, key and value have one dtype, float32, float16 or
+        bfloat16, and any strides.
     decay: [tokens, value heads], floating, at most 0: the logarithm of the state's factor.
     beta: [tokens, value heads], floating, of 0..1: the share of the error v - S k that is corrected.
     recurrent_state: [slots, value heads, value size, key size], floating, float32 for exactness; any strides.

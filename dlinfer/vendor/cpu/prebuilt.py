@@ -42,8 +42,8 @@ def name(level: str, sources: bytes) -> str:
 def make(folder: Path, sources: bytes, compiled: Callable[[tuple[str, ...], Path], None]) -> list[Path]:
     """Compile every level into a folder. Return the files.
 
-    sources: digest of the C++ sources, for the files' names. compiled: function that compiles with some flags into a
-        file.
+    sources: digest of the C++ sources, for the files' names.
+    compiled: function that compiles with some flags into a file.
     """
     paths = [folder / name(level, sources) for level in LEVELS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -34,8 +34,10 @@ def with_weights(
 ) -> tuple[ov.Model, list[Tensor]]:
     """Return two values: a copy of the model with the ``weights`` as constants, and the constants' memory.
 
-    weights: parameter name -> tensor; these parameters become constants. precision: the model's own floating type. The
-        caller must keep the memory alive as long as the compiled model."""
+    weights: parameter name -> tensor; these parameters become constants.
+    precision: the model's own floating type.
+
+    The caller must keep the memory alive as long as the compiled model."""
     copy = model.clone()
     keep: list[Tensor] = []
     for node in list(copy.get_ops()):

@@ -16,9 +16,12 @@ from openvino import Output
 class Rows:
     """A tensor whose rows at some places are replaced.
 
-    base: the old content. index: i64 [rows], the places along ``dim``. source: the new rows, with the sizes of ``base``
-        except along ``dim``. sizes: the sizes of ``source`` in fakes. unique: whether no place repeats. full: the whole
-        tensor; None until it is built."""
+    base: the old content.
+    index: i64 [rows], the places along ``dim``.
+    source: the new rows, with the sizes of ``base`` except along ``dim``.
+    sizes: the sizes of ``source`` in fakes.
+    unique: whether no place repeats.
+    full: the whole tensor; None until it is built."""
 
     base: Output
     dim: int

@@ -108,8 +108,9 @@ def _attend(
 def _gather(cache: Pages, blocks: Tensor, queries: Tensor, unwritten: Tensor) -> Tensor:
     """Copy the blocks as [batch, kv_heads, keys, size], with zeros in unwritten slots.
 
-    queries: gives the batch size and the dtype. unwritten: indices of slots behind a sequence's last key. They may hold
-        NaN, and NaN times an attention weight of zero would still be NaN.
+    queries: gives the batch size and the dtype.
+    unwritten: indices of slots behind a sequence's last key. They may hold NaN, and NaN times an attention weight of
+        zero would still be NaN.
     """
     copy = cache.read(blocks, queries.dtype)
     heads, size = copy.shape[2:]

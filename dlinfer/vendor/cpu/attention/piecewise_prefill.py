@@ -73,8 +73,10 @@ def _attend_sequence(
 ) -> None:
     """Write the attention of one sequence into out, a piece of its queries at a time.
 
-    q: [q_len, q_heads, size]. k, v: [kv_len, kv_heads, size]; their last q_len tokens are the queries' own. bounds:
-        what ``_bounds`` returns. out may be q itself.
+    q: [q_len, q_heads, size].
+    k, v: [kv_len, kv_heads, size]; their last q_len tokens are the queries' own.
+    bounds: the result of ``_bounds``.
+    out: may be q itself.
     """
     q_len, kv_len = q.shape[0], k.shape[0]
     if not kv_len:

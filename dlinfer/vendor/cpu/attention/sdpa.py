@@ -36,8 +36,9 @@ def attend(
     """Return the attention of q over the keys that are not hidden: a new tensor [batch, heads, queries, size of v].
 
     q: [batch, heads, queries, size]. k: [batch, kv_heads, keys, size]. v: [batch, kv_heads, keys, size of v].
-    distance: key position - query position. hidden: bool, or None if no key is hidden. Both tensors have four
-        dimensions, and broadcast with [batch, heads, queries, keys].
+    distance: key position - query position.
+    hidden: bool, or None if no key is hidden. distance and hidden have four dimensions, and broadcast with
+        [batch, heads, queries, keys].
     """
     bias = None
     if extras.slopes is not None:

@@ -29,8 +29,11 @@ def scaled_int8_product(
 ) -> Tensor:
     """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
 
-    a: int8 [rows, in]. b: int8 [out, in]. a_scale: [rows], float32 or float64; the int32 sums are scaled in this dtype.
-        b_scale: [out], of the same dtype as a_scale. bias: [out], of ``dtype``.
+    a: int8 [rows, in].
+    b: int8 [out, in].
+    a_scale: [rows], float32 or float64; the int32 sums are scaled in this dtype.
+    b_scale: [out], of the same dtype as a_scale.
+    bias: [out], of ``dtype``.
     """
     fits = dtype in FLOATS and a_scale.dtype is b_scale.dtype is torch.float32
     kernel = compiled("linear_w8a8", a, b, dtype=dtype) if fits else None
@@ -71,9 +74,12 @@ def fp8_product(
 ) -> Tensor:
     """Return x @ (weight * scale).T, rounded to dtype, + bias.
 
-    x: [rows, in], float32 or float64. weight: float8_e4m3fn [out, in]. scale: one number for each block[0] rows and
-        block[1] columns of the weight, float32 or float64. bias: [out], of ``dtype``. The product is computed in
-        float64 if x, scale or dtype is float64.
+    x: [rows, in], float32 or float64.
+    weight: float8_e4m3fn [out, in].
+    scale: one number for each block[0] rows and block[1] columns of the weight, float32 or float64.
+    bias: [out], of ``dtype``.
+
+    The product is computed in float64 if x, scale or dtype is float64.
     """
     fits = dtype in FLOATS and x.dtype is scale.dtype is torch.float32 and weight.shape[1] > 0
     few = fits and x.shape[0] <= FEW_FP8_ROWS

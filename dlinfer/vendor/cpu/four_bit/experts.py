@@ -86,7 +86,8 @@ def routed(
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 
     gate_up, down: functions that multiply (rows, expert) by the expert's gate and up weights, and by its down weight.
-        Their results may have any dtype. activated: the activation between the two, of gate and up.
+        Their results may have any dtype.
+    activated: the activation between the two, of gate and up.
 
     Only these products run expert by expert. All other work is done for all experts at once, because for one token each
     such operation takes as long as a product."""

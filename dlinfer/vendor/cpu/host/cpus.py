@@ -13,9 +13,10 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableCpus:
     """The CPUs of this process.
 
-    logical: numbers of the logical CPUs that the process's affinity allows. cores, nodes: how many physical cores and
-        NUMA nodes these CPUs belong to. machine: how many logical CPUs the machine has. quota: how many CPUs a cgroup
-        grants, such as 1.5; None without a limit."""
+    logical: numbers of the logical CPUs that the process's affinity allows.
+    cores, nodes: how many physical cores and NUMA nodes these CPUs belong to.
+    machine: how many logical CPUs the machine has.
+    quota: how many CPUs a cgroup grants, such as 1.5; None without a limit."""
 
     logical: frozenset[int]
     cores: int

@@ -19,8 +19,9 @@ from dlinfer.vendor.cpu.host.cgroups import hierarchies
 class UsableMemory(NamedTuple):
     """One bound on this process's memory, in bytes.
 
-    available: the bytes still free under the bound, never negative. limit: the bound itself. source: where the numbers
-        come from, for messages.
+    available: the bytes still free under the bound, never negative.
+    limit: the bound itself.
+    source: where the numbers come from, for messages.
     """
 
     available: int

@@ -30,8 +30,9 @@ _PREFERRED = 1  # MPOL_PREFERRED: memory of this node first, of others when it i
 class Share:
     """The part of the host that one rank uses.
 
-    cpus: logical CPUs. threads: how many threads can run at once. node: the NUMA node of all these CPUs; None if they
-    belong to several, or if the machine has one only.
+    cpus: logical CPUs.
+    threads: how many threads can run at once.
+    node: the NUMA node of all these CPUs; None if they belong to several, or if the machine has one only.
     """
 
     cpus: frozenset[int]

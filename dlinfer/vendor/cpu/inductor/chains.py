@@ -134,8 +134,11 @@ def _last_reads(steps: Sequence[Step], kept: Iterable[str]) -> dict[str, int]:
 class _Written:
     """One call in the encoding of a chain.
 
-    head: the encoded callee. arguments: the encoded arguments. gives_list: whether the call returns a list. results,
-        reads: the registers that the call writes and reads. part: the step that the call belongs to."""
+    head: the encoded callee.
+    arguments: the encoded arguments.
+    gives_list: whether the call returns a list.
+    results, reads: the registers that the call writes and reads.
+    part: the step that the call belongs to."""
 
     head: list[int]
     arguments: list[int]

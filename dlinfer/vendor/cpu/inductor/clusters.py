@@ -35,9 +35,11 @@ from dlinfer.vendor.cpu.inductor.twins import Twins, twins_of
 class _Compiled:
     """A cluster that is compiled, or whose nodes run one by one.
 
-    assumptions: guards on sizes that the compiler added. origin: "compiled", "disk", or "eager" if the nodes run one
-        by one. reason: why they run one by one. stored: whether it is on disk. measure: finds the calls with little
-        work."""
+    assumptions: guards on sizes that the compiler added.
+    origin: "compiled", "disk", or "eager" if the nodes run one by one.
+    reason: why they run one by one.
+    stored: whether it is on disk.
+    measure: finds the calls with little work."""
 
     run: Callable[..., Any]
     assumptions: list[str]

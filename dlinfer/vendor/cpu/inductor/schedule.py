@@ -28,8 +28,9 @@ from dlinfer.vendor.cpu.inductor.fusible import loops_of
 class Cluster:
     """Nodes that are compiled together.
 
-    members: the nodes that the cluster computes. body: the members, and the views and sizes that they read, in running
-        order. outputs: members that are read outside the cluster."""
+    members: the nodes that the cluster computes.
+    body: the members, and the views and sizes that they read, in running order.
+    outputs: members that are read outside the cluster."""
 
     members: tuple[fx.Node, ...]
     body: tuple[fx.Node, ...] = ()

@@ -17,8 +17,10 @@ from dlinfer.graph.torch_private import fake_mode, symbol_guards, symbols
 class Twins:
     """The twins of some fake tensors and numbers.
 
-    values: the twins, in order. mode: their fake mode. original: fresh symbol -> the model's symbol. environment: the
-        model's shape environment; None if no size is symbolic.
+    values: the twins, in order.
+    mode: their fake mode.
+    original: fresh symbol -> the model's symbol.
+    environment: the model's shape environment; None if no size is symbolic.
     """
 
     values: list[Any]

@@ -124,8 +124,9 @@ def _product(b: Builder, shape: Any, dims: Sequence[int]) -> Output:
 def _in_place(b: Builder, gathered: Output, indexed: Sequence[tuple[int, Output]], spread: int) -> Output:
     """Move the gathered dimensions to the place of the indexed dimensions if these are neighbours, as torch does.
 
-    gathered: the result so far, with the gathered dimensions first. indexed: pairs of dimension and index. spread: the
-        number of gathered dimensions."""
+    gathered: the result so far, with the gathered dimensions first.
+    indexed: pairs of dimension and index.
+    spread: the number of gathered dimensions."""
     dims = [dim for dim, _ in indexed]
     first = dims[0]
     if dims != list(range(first, first + len(dims))) or first == 0:

@@ -34,9 +34,11 @@ I32, F32 = ov.Type.i32, ov.Type.f32
 class Pages(NamedTuple):
     """Where each sequence starts and ends, as OpenVINO's attention takes it; shared by a model's layers.
 
-    past: how many tokens of each sequence are cached already. begins: the index of each sequence's first new token, and
-        at the end the number of all new tokens. blocks: the block table, flattened. block_begins: the index of each
-        sequence's first block in ``blocks``, and at the end their number. longest: the largest length of a sequence."""
+    past: how many tokens of each sequence are cached already.
+    begins: the index of each sequence's first new token, and at the end the number of all new tokens.
+    blocks: the block table, flattened.
+    block_begins: the index of each sequence's first block in ``blocks``, and at the end their number.
+    longest: the largest length of a sequence."""
 
     past: Output
     begins: Output
