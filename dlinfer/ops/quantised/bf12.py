@@ -14,7 +14,8 @@ A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers ar
    codes of number j of each quarter, quarter 1 in the lowest bits.
 2. After the words, int64: the base; ``strips + 1`` starts (the last start is the number of exceptions); the exceptions.
    Exceptions number starts[s] to starts[s + 1] - 1 belong to strip s. An exception is stored as
-   ``column << 18 | row in strip << 16 | bits``. The exceptions of a strip are sorted, so they are in the order of columns.
+   ``column << 18 | row in strip << 16 | bits``. The exceptions of a strip are sorted, so they are in the
+   order of columns.
 
 The base, 0..240, is the smallest base that leaves the fewest exceptions.
 """
