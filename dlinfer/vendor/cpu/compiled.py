@@ -22,8 +22,9 @@ def compiled(
 ) -> Callable[..., Any] | None:
     """Return the C++ kernel ``name``; None if the kernel cannot be used, so that torch has to compute the call.
 
-    tensors: the call's tensors, which messages describe. dtype: the dtype to self-test the kernel with; by default that
-        of the first tensor. Callers pass it if the first tensor has 8-bit numbers.
+    tensors: the call's tensors, which messages describe.
+    dtype: the dtype to self-test the kernel with; by default that of the first tensor. Callers pass it if the first
+        tensor has 8-bit numbers.
 
     The first request for a kernel and dtype builds the library, if it is not there yet, and runs the kernel's
     self-test. Each None counts as a fallback. Raises FallbackError instead if the fallback policy is ``error``."""

@@ -1,6 +1,6 @@
 """Gated activations of two tensors on CPU, rounded where HF transformers rounds.
 
-The kernels are in C++ (csrc/pointwise/gated.cpp). Only the exact gelu is torch's, which has the error function.
+The kernels are in C++ (csrc/pointwise/gated.cpp). Only the exact gelu runs on torch, for torch's error function.
 """
 
 import torch

@@ -53,9 +53,7 @@ def why_not(folder: Path | None = None) -> str | None:
 
 
 def library_name() -> str:
-    """Return the file name of the library, whether it is built or not.
-
-    It depends on sources, compiler and instructions.
+    """Return the file name of the library, whether it is built or not. It depends on sources and compiler.
 
     Empty if there is no compiler. Raises SettingError if DLINFER_CPU_ISA names instructions that this CPU lacks.
     """
@@ -144,7 +142,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _ready() -> Path | None:
-    """Return the path of the wheel's library for this CPU and torch; None if the wheel or an install has none."""
+    """Return the path of the wheel's library for this CPU and torch; None if there is none."""
     return prebuilt.library(_digest()) if prebuilt.FOLDER.is_dir() else None
 
 

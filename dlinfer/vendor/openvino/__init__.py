@@ -34,7 +34,10 @@ def _probe() -> Probe:
 
 
 def _ends_the_process(limit: str) -> bool:
-    """Return whether OpenVINO crashes under this limit of oneDNN: it calls AVX-512 kernels if the CPU has AVX-512."""
+    """Return whether OpenVINO crashes under this limit of oneDNN.
+
+    It calls AVX-512 kernels all the same if the CPU has AVX-512.
+    """
     from dlinfer.graph.cache.fingerprint import cpu_flags
 
     return limit.upper() in _BELOW_AVX512 and "avx512f" in cpu_flags().split()

@@ -1,4 +1,4 @@
-"""Build an OpenVINO model from a pure function (``graph.functional``): lower one node of the graph after the other.
+"""Build an OpenVINO model from a pure function (``graph.functional``): translate (lower) its graph node by node.
 
 After each node the builder checks the type and rank of the result. So the engine refuses a region with a wrong
 lowering, and does not compute wrong numbers. Sizes are i64 scalars of the model, or Python numbers if they are

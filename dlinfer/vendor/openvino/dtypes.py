@@ -55,11 +55,11 @@ def shared(tensor: Tensor) -> ov.Tensor:
 
 
 def constant(tensor: Tensor, keep: list[Tensor]) -> Output:
-    """Return a constant on a contiguous tensor's memory. Append to ``keep`` the tensor that must live as long as it.
+    """Return a constant on a contiguous tensor's memory, and append to ``keep`` the tensor that owns this memory.
 
     The CPU plugin makes infinities in bfloat16 constants finite, also when it folds constants. So a bfloat16 tensor
-    with infinities becomes a float32 constant. The model converts it at each call, after a roll by 0, which is never
-    folded."""
+    with infinities becomes a float32 constant. The model converts this constant at each call, after a roll by 0, which
+    is never folded."""
     if tensor.dtype is not torch.bfloat16 or not _has_infinities(tensor):
         keep.append(tensor)
         return Constant(shared(tensor), True).output(0)

@@ -147,8 +147,8 @@ def not_empty(call: Call) -> Iterator[Sequence[Any]]:
 
     They are the number of keys in attention, the summed dimension of a matrix product, and the reduced dimensions of
     extremes and deviations. For no keys, and for a product over nothing, torch returns zeros; OpenVINO gets such a
-    product wrong if a factor is a weight. For the maximum of no elements torch raises. For their deviation it returns
-    NaN, and OpenVINO may crash."""
+    product wrong if a factor is a weight. For the maximum of no elements torch raises. For the deviation of no elements
+    torch returns NaN, and OpenVINO may crash."""
     packet = getattr(call.target, "overloadpacket", None)
     if packet is _aten.scaled_dot_product_attention:
         yield call.fake("key").shape[-2:-1]

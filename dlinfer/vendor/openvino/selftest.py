@@ -54,8 +54,9 @@ def _version() -> str:
 def _step(sequences: tuple[tuple[int, int], ...]) -> Callable[[torch.dtype], list[Tensor]]:
     """Return a function that makes the inputs of an attention in a dtype.
 
-    sequences: the numbers of new and of old tokens of each sequence. The inputs are q, k, v, both caches, slots, table
-        of blocks, ends of queries, and lengths."""
+    sequences: the numbers of new and of old tokens of each sequence.
+
+    The inputs are q, k, v, both caches, slots, table of blocks, ends of queries, and lengths."""
 
     def inputs(dtype: torch.dtype) -> list[Tensor]:
         tokens = sum(new for new, _ in sequences)

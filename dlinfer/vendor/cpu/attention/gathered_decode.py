@@ -28,7 +28,7 @@ def gathered_decode(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Compute the op ``paged_decode_attention``. caches: the pages of the keys and of the values."""
+    """Compute the op ``paged_decode_attention``. caches: the pages of the keys, and those of the values."""
     if not q.shape[0]:
         return
     block_size = caches[0].block_size

@@ -90,7 +90,10 @@ class Pages(NamedTuple):
         return read_size(self.cache, self.quant_bits)
 
     def read(self, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a copy of some blocks. Blocks of a quantised cache are dequantised to ``dtype``; no other block is."""
+        """Return a copy of the given blocks.
+
+        If the cache is quantised, only these blocks are dequantised, to ``dtype``.
+        """
         copy = self.cache.index_select(0, blocks)
         if self.scales_zeros is None:
             return copy

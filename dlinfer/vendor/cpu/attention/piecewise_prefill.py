@@ -1,6 +1,6 @@
 """Prefill attention by torch: one sequence at a time, and a long sequence's queries piece by piece.
 
-It serves quantised caches, and wherever the C++ kernel cannot be used (``prefill.py``). Pieces bound the memory of
+It serves quantised caches, and all caches if the C++ kernel cannot be used (``prefill.py``). Pieces bound the memory of
 masks and scores.
 """
 

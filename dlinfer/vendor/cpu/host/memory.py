@@ -5,7 +5,7 @@ only.
 
 The files are documented in the kernel's Documentation: admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst and
 filesystems/proc.rst (MemAvailable). Inactive page cache (inactive_file) counts as free, as in the kubelet's working
-set: the kernel drops it before it kills.
+set: the kernel drops this cache before it kills a process.
 """
 
 import os

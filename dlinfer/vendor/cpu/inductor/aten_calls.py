@@ -19,7 +19,7 @@ _WHOLE = (torch.int64, torch.int32)
 
 
 def _is_plain_table(node: fx.Node) -> bool:
-    """Return whether an ``aten.embedding`` reads a float table in host memory, whose rows are dense."""
+    """Return whether an ``aten.embedding`` reads a float table with dense rows, in host memory."""
     values = map_arg(arguments(node), fake)
     table, places = values["weight"], values["indices"]
     return (

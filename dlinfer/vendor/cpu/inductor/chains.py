@@ -98,7 +98,7 @@ def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
 
 
 def _items_first(steps: Sequence[Step]) -> list[Step]:
-    """Move each step that takes one item of a tuple or list of results right behind the step that returns the tuple."""
+    """Move each step that picks an item of another step's list of results right behind that other step."""
     items: dict[str, list[Step]] = {}
     sequences = {name for step in steps if isinstance(step.results, str) for name in step.names}
     for step in steps:

@@ -70,10 +70,8 @@ class ClusterCompiler:
     def load(self, name: str, cache: ArtifactCache) -> bool:
         """Load a cluster from the disk cache, for ``run(name)``.
 
-        Return False if the cache holds no sound artifact of it.
-
-        An artifact with assumptions about sizes counts as missing, because nothing would check these assumptions
-        here."""
+        Return False if the cache holds no sound artifact of it. An artifact with assumptions about sizes counts as
+        missing, because nothing would check these assumptions here."""
         with self._lock:
             known = self._compiled.get(name) or cache.load_named(name, _read)
             if known is None or known.assumptions or known.origin == "eager":
@@ -127,10 +125,9 @@ class ClusterCompiler:
     ) -> tuple[str, str]:
         """Find or make a compilation of ``graph`` whose assumptions hold for the model's sizes.
 
-        Return its name and origin.
-
-        One graph may be compiled several times under different assumptions. These compilations are variants 0, 1, 2,
-        ... of one key. first: the key of variant 0."""
+        Return the compilation's name and origin. One graph may be compiled several times under different assumptions.
+        These compilations are variants 0, 1, 2, ... of one key.
+        first: the key of variant 0."""
         for variant in itertools.count():
             key = replace(first, variant=variant)
             name = key.name

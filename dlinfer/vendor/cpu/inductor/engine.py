@@ -1,9 +1,9 @@
 """The graph engine ``inductor`` for CPU: it calls kernels directly, and torch's inductor compiles the ops between them.
 
 A region (the part of a model's graph that one engine runs) becomes a program of steps. Library calls, dlinfer's
-attention and cache ops, writes and random draws are steps of their own, in the model's order, so no cache is cloned.
-The pointwise ops and reductions between two such steps form one cluster, which inductor compiles to loops. Weights are
-inputs: they are neither copied nor frozen, and an artifact on disk holds none.
+attention and cache ops, writes and random draws are steps of their own, in the model's order. A write changes the cache
+itself, so no cache is cloned. The pointwise ops and reductions between two such steps form one cluster, which inductor
+compiles to loops. Weights are inputs: they are neither copied nor frozen, and an artifact on disk holds none.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -201,8 +201,8 @@ class InductorEngine(Engine):
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
     """Return the steps that call a node's kernel: the call and, if needed, one that restores the fake results' strides.
 
-    Later steps rely on these strides. Only C++ kernels, except attention, are sure to return contiguous tensors. kind,
-    reference: the kind and the callee of the call's step."""
+    Later steps rely on these strides. Only C++ kernels, except attention, are sure to return contiguous tensors.
+    kind, reference: the kind and the callee of the call's step."""
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)

@@ -16,8 +16,9 @@ CALLEES = {
 def linear_of(node: fx.Node, reference: str, steps: Sequence[Step]) -> Step | None:
     """Return the step before ``node`` if it is a linear layer to fuse with ``node``, a silu_and_mul; else None.
 
-    Only ``node`` may read the layer's result. reference: the callee of ``node``; if it is not silu_and_mul's, the
-    result is None. steps: the steps before ``node``.
+    Only ``node`` may read the layer's result.
+    reference: the callee of ``node``. If it is not the one of silu_and_mul, the result is None.
+    steps: the steps before ``node``.
     """
     if reference != "native silu_and_mul" or not steps or node.kwargs:
         return None

@@ -33,7 +33,7 @@ def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
 
 
 def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] | None:
-    """If a node calls ``op`` on two nodes and one of them calls ``of``, return both, that one last; else None."""
+    """If a node calls ``op`` on two nodes and one of these calls ``of``, return both, with that one last; else None."""
     if overload(node) is not op or node.kwargs or len(node.args) != 2:
         return None
     for plain, other in (node.args, node.args[::-1]):

@@ -10,10 +10,10 @@ from dlinfer.ops.core.spec import NAMESPACE
 
 
 def kernel_refusal(node: fx.Node) -> str | None:
-    """Return the reason if a node calls a dlinfer op and the vendor's kernel refuses these arguments; else None.
+    """Return a reason if a node calls a dlinfer op and the vendor's kernel refuses the call's arguments; else None.
 
-    The op's reference implementation runs in place of a kernel that refuses. The vendor is the active one of the node's
-    device."""
+    The vendor is the active one of the node's device. The op's reference implementation runs in place of a kernel that
+    refuses."""
     op = overload(node)
     if op is None or op.namespace != NAMESPACE:
         return None

@@ -138,8 +138,9 @@ def _is_plain_paged(node: fx.Node) -> bool:
 def _is_plain_attention(node: fx.Node, keys: str, values: str) -> bool:
     """Return whether the C++ kernel can read an attention call's tensors as they are.
 
-    If not, the vendor's Python function copies them. keys, values: the names of the arguments that hold them. The
-    kernel takes the op's arguments by position, so the node may pass none by name."""
+    If not, the vendor's Python function copies them. The C++ kernel takes the op's arguments by position, so the node
+    may pass none by name.
+    keys, values: the names of the op's arguments for keys and values."""
     if node.kwargs:
         return False
     fakes = map_arg(arguments(node), fake)
@@ -202,7 +203,7 @@ def _native(name: str) -> Callable[..., Any]:
 def places_of(name: str) -> tuple[int, ...] | None:
     """Return the indices of an op's arguments that its C++ kernel takes; None if it takes all of them in their order.
 
-    For example, the kernel takes no block size, since the cache's shape has it. name: of the op and the kernel."""
+    For example, the kernel takes no block size, since the cache's shape has it. name: the name of op and kernel."""
     spec = registry().get(name)
     if spec is None:
         return None

@@ -59,8 +59,8 @@ def _chunked(
 ) -> Tensor:
     """Apply the rule to packed sequences, and return the outputs of all tokens.
 
-    lengths: how many tokens each sequence has. Writes the new states into ``state`` [sequences, heads, value size, key
-        size]."""
+    lengths: how many tokens each sequence has.
+    state: [sequences, heads, value size, key size]; the new states are written into it."""
     longest = int(lengths.max())
     size = min(_CHUNK, 1 << (longest - 1).bit_length())
     counts = (lengths + (size - 1)) // size

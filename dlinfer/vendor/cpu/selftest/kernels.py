@@ -108,8 +108,9 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
 def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
     """Return a case of products with a 4-bit weight, whose sums are exact in any order.
 
-    Each sums at most 200 products of -1, 0 and 1 with integers from -15 to 15, times a power of two. rounds: test the
-    kernel that rounds inputs to int8. Each group of inputs then has a 127, so that the group's scale is 1."""
+    Each sums at most 200 products of -1, 0 and 1 with integers from -15 to 15, times a power of two.
+    rounds: test the kernel that rounds inputs to int8. Each group of inputs then has a 127, so that the group's scale
+        is 1."""
     packing = AWQ.of_groups(48)
     numbers, zeros = small_whole(200, 136, 1) * 7 + 8, small_whole(5, 136, 2) * 7 + 8
     qweight, qzeros = packing.pack(numbers.long()), packing.pack_zeros(zeros.long())
@@ -196,8 +197,8 @@ def _rows_of_table(dtype: torch.dtype) -> Case:
 def _masked(dtype: torch.dtype) -> Case:
     """Return a case of attention under a mask: query i of 70 sees keys 3i to 3i + 59 of 300.
 
-    The kernel gets the mask as bools and as numbers to add, and in a third call only the last query. There are two
-    sequences, and three query heads for each key head."""
+    The kernel gets the mask as bools, then as numbers to add. In a third call it gets only the last query. There are
+    two sequences, and three query heads for each key head."""
     q, k, v = (
         small_whole(2 * heads * rows, 40, rows).view(2, heads, rows, 40)
         for heads, rows in ((6, 70), (2, 300), (2, 301))

@@ -157,8 +157,8 @@ def _causal(b: Builder, q: Output, k: Output) -> Output:
 def _grouped(b: Builder, q: Output, mask: Output | None, groups: int) -> tuple[Output, Output | None]:
     """Reshape q [batch, heads, queries, size] to [batch, key heads, groups * queries, size], and the mask to match.
 
-    All query heads of a key head are then rows of one product. mask: None, or a tensor that broadcasts to the
-    scores."""
+    All query heads of a key head are then rows of one product.
+    mask: None, or a tensor that broadcasts to the scores."""
     heads, size = b.size(q, 1), b.size(q, 3)
     assert isinstance(heads, int) and isinstance(size, int)
     rows = op.reshape(q, b.axes([0, heads // groups, -1, size]), True).output(0)

@@ -36,7 +36,10 @@ lowers(aten.scalar_tensor.default)(lambda b, value, *_: b.cast(value, b.kind))
 
 
 def _whole_step(call: Call) -> str | None:
-    """Return a reason to refuse a range of fractions: OpenVINO rounds its number of elements differently; else None."""
+    """Return a reason to refuse a range with a fractional start, end or step; else None.
+
+    OpenVINO rounds the number of its elements differently.
+    """
     for name in ("start", "end", "step"):
         value = call.fake(name) if name in call.arguments else 0
         whole = isinstance(value, float) and value.is_integer()

@@ -77,7 +77,7 @@ def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Out
 
     If x or y is a fixed number below 2**24, they compare exactly as they are. Otherwise the operands are a number with
     the sign of x - y, and 0. The difference may need 33 bits, so it is computed in halves: x - y = 2 * h + l with h in
-    -2**31..2**31 - 1 and l in -1, 0, 1. Its sign is h's unless h is 0."""
+    -2**31..2**31 - 1 and l in -1, 0, 1. The sign of x - y is the sign of h, or of l if h is 0."""
     small = [not isinstance(value, Output) and abs(value) < 1 << 24 for value in (x, y)]
     if any(small):
         return b.cast(x, kind), b.cast(y, kind)

@@ -41,7 +41,8 @@ def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Out
 def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
     """Return the sizes ``new``, given in fakes, as values: fixed numbers, or sizes of x.
 
-    old: the sizes of x in fakes. At most one of ``new`` may be neither; it is computed from the number of elements."""
+    At most one size may be neither; it is computed from the number of elements.
+    old: the sizes of x in fakes."""
     values: list[Size] = []
     for size in new:
         fixed = fixed_size(size)
@@ -137,7 +138,7 @@ def repeated(b: Builder, x: Output, sizes: Sequence[Size]) -> Output:
 
 
 def _kept(b: Builder, x: Output, size: Sequence[Size]) -> list[Size] | None:
-    """Return the sizes to broadcast x to, with 1 in dimensions that x does not change; None if x changes in none."""
+    """Return the sizes for ``repeated``, with 1 for each dimension that keeps its size; None if all dimensions do."""
     old, new = b.call.fake("self").shape, b.result.shape
     more = len(new) - len(old)
     same = [place >= more and str(old[place - more]) == str(symbol) for place, symbol in enumerate(new)]

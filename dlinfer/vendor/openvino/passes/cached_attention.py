@@ -52,8 +52,10 @@ def cached_attention(
 ) -> None:
     """Run ``dlinfer.fill_kv_cache`` of k and v, then causal paged attention of q over the caches.
 
-    Takes the arguments of both ops. q_ends: the index after each sequence's last query in q; None for one new token per
-    sequence. Mutates k_cache, v_cache and attn_output; attn_output may be q's memory.
+    Takes the arguments of both ops.
+    q_ends: the index after each sequence's last query in q; None for one new token per sequence.
+
+    Mutates k_cache, v_cache and attn_output; attn_output may be q's memory.
     """
     ops.fill_kv_cache.overload(k, v, k_cache, v_cache, kv_start_indices)
     pages = (q, k_cache, v_cache, block_offsets, block_size)

@@ -20,7 +20,9 @@ def check_slots(
 ) -> None:
     """Check that a cache write's slots are the last positions of each sequence, in its blocks, as attention assumes.
 
-    Takes arguments of ``cached_attention``. caches: for each number of blocks that a layer's cache has, one such cache.
+    The arguments are those of ``cached_attention``.
+    caches: the layers' caches, but only one of each number of blocks.
+
     Raises OpArgumentError, also for a block outside the caches, or a length outside the table."""
     # On the host, which needs the answer. Slots and blocks are on the device, lengths often on the host.
     slots, table, lengths = (tensor.long().cpu() for tensor in (kv_start_indices, block_offsets, kv_seqlens))

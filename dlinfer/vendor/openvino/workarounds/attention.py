@@ -54,7 +54,7 @@ def _is_square(node: Node) -> bool:
 
 
 def _forks(node: Node) -> bool:
-    """Return whether two ops read a node, or read the same op behind it, before the next matrix product."""
+    """Return whether two ops read a node, or an op that depends on the node, before the next matrix product."""
     readers = [port.get_node() for output in node.outputs() for port in output.get_target_inputs()]
     fused = [reader for reader in readers if reader.get_type_name() not in _ENDS]
     return bool(fused) and (len(readers) > 1 or any(map(_forks, fused)))

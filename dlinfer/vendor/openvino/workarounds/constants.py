@@ -104,7 +104,7 @@ def no_places() -> ov.Tensor:
 
 
 def _combined(model: ov.Model) -> Iterator[Input]:
-    """Yield inputs that read extreme constants: divisors, and constants to be combined with those of the op before."""
+    """Yield inputs that read extreme constants: divisors, and constants that combine with those of the op before."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -149,7 +149,8 @@ def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
 
     An op that also depends on an input of the model overwrites the value for the next call. If several ops read a
     value, an op that depends on constants only overwrites it for the other readers: the plugin does not find readers
-    behind a reshape. parting: names of the rolls, which only copy."""
+    behind a reshape.
+    parting: names of the rolls, which only copy."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_name() not in known or node.get_type_name() == "Constant":
