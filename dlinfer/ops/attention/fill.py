@@ -45,14 +45,14 @@ def _call_fill_kv_cache(
         in the vendor's layout, have k's dtype, and are mutated. v_cache may be a view of k_cache if v is the same view
         of k. Quantised caches have the dtype and the last size of their format, see
         ``dlinfer.ops.attention.kv_quantisation``.
-    kv_start_indices: [tokens], int32 or int64, slot = block * block_size + offset. Slots do not repeat. A negative
-        slot marks a padding token, which is not written (vLLM's convention; LMDeploy passes no negative slot).
+    kv_start_indices: [tokens], int32 or int64: each token's slot, block * block_size + offset. Slots do not repeat. A
+        negative slot marks a padding token, which is not written (vLLM's convention; LMDeploy passes none).
     k_scales_zeros, v_scales_zeros: empty or None if the caches are not quantised. For int8 and int4: [blocks,
         block_size, kv_heads, 2], in the vendor's layout: scales and zeros, both mutated. For fp8: the scale, float32
         of one element, not mutated.
     quant_bits: LMDeploy's quant_policy: 8, 4, 16 (float8_e4m3fn) or 17 (float8_e5m2); 0 or None for no quantisation.
 
-    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot past the end of the cache, and
+    Returns (k_cache, v_cache). Raises OpArgumentError, also for a slot past the end of the cache. Raises
     UnsupportedFeatureError for a cache in another quantised format.
     """
     guard_layout(k_cache)

@@ -72,12 +72,11 @@ def read_size(cache: Tensor, quant_bits: int) -> int:
 
 
 def quantise(x: Tensor, quant_bits: int, scales_zeros: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Quantise x [..., head_size].
+    """Quantise x [..., head_size], computed in float32 (float64 for float64).
 
-    Return the codes [..., stored size], and the scales and zeros [..., 2]; None for fp8.
-
+    Return the codes [..., stored size], and the new scales and zeros [..., 2], or None for fp8.
     scales_zeros: for int8 and int4 the cache's scales and zeros; only their dtype is used. For fp8 the scale, one
-        element. Computed in float32 (float64 for float64).
+        element.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not is_scaled_by_token(quant_bits):
@@ -181,8 +180,8 @@ def check_quantised_cache(
 ) -> None:
     """Check the op's arguments ``{name}_cache`` and ``{name}_scales_zeros``. name: "k" or "v".
 
-    model_name, model: name and value of the argument [tokens, heads, head_size] that the cache must fit in head size
-        and device, and its scales in dtype.
+    model_name, model: name and value of the argument [tokens, heads, head_size] that determines the head size and
+        device of the cache, and the dtype of its scales.
     """
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"

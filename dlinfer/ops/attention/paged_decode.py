@@ -103,7 +103,7 @@ def _call_paged_decode_attention(
     softmax_scale: None is 1 / sqrt(head_size).
     attn_output: [sequences, q_heads, head_size_v], mutated; may be q itself or ``q[..., :head_size_v]``.
     kv_scales, kv_zeros: must be None; static scales of quantised caches are not served.
-    attn_mask: empty.
+    attn_mask: must be empty.
     causal: ignored, because no key comes after the query.
     sliding_window: see ``dlinfer.ops.attention.semantics.window``.
     logit_softcapping: 0 or None for no cap.

@@ -102,8 +102,8 @@ def _call_prefill_attention(
     logit_softcapping: 0 or None for no cap.
     alibi_slopes, sinks: [q_heads] or None.
 
-    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError, and UnsupportedFeatureError for
-    any other mask.
+    Returns attn_output, or a new tensor if attn_output is None. Raises OpArgumentError. Raises UnsupportedFeatureError
+    for another mask.
     """
     refuse_mask("prefill_attention", attn_mask, causal)
     left, right = window(sliding_window)

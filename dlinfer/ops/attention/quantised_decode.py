@@ -36,9 +36,10 @@ def quantised_paged_decode_attention(
 ) -> None:
     """The torch op that ``dlinfer.ops.paged_decode_attention`` calls for quantised caches (``kv_quantisation``).
 
-    It dequantises keys and values to q's dtype. Arguments that are not listed here are as in the torch op
-    ``paged_decode_attention``.
+    It dequantises keys and values to q's dtype.
 
+    q, block_offsets, block_size, kv_seqlens, max_kv_seq_len, num_q_heads, num_kv_heads, softmax_scale, window_left,
+        logit_softcapping, alibi_slopes, sinks: as in the torch op ``paged_decode_attention``.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
     attn_output: mutated.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4; for fp8 one scale each, float32

@@ -48,8 +48,11 @@ def quantised_paged_prefill_attention(
     """The torch op that ``dlinfer.ops.paged_prefill_attention`` calls for quantised caches (``kv_quantisation``).
 
     It dequantises all keys and values to q's dtype. Those of the new tokens are read from the cache too, as in LMDeploy
-    on CUDA. Arguments that are not listed here are as in the torch op ``paged_prefill_attention``.
+    on CUDA.
 
+    q, block_offsets, block_size, q_ends, kv_seqlens, max_q_seq_len, max_kv_seq_len, num_q_heads, num_kv_heads: as in
+        the torch op ``paged_prefill_attention``.
+    softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks: as in the same op.
     k_cache, v_cache: [blocks, block_size, kv_heads, stored size], in the vendor's layout and the format's dtype.
     attn_output: mutated.
     k_scales_zeros, v_scales_zeros: [blocks, block_size, kv_heads, 2] for int8 and int4; for fp8 one scale each, float32

@@ -22,9 +22,9 @@ _ROUNDED = "the sum is in float32, and rounded once"
     },
 )
 def all_reduce(x: Tensor, group: int) -> None:
-    """The torch op behind ``dlinfer.ops.all_reduce``.
+    """The torch op behind ``dlinfer.ops.all_reduce``. Returns nothing.
 
-    Returns nothing. group: a number of ``dlinfer.ops.collective.groups``.
+    group: a number of ``dlinfer.ops.collective.groups``.
     """
     by_torch(x, group)
 

@@ -52,7 +52,7 @@ def reset() -> None:
 def take(op: str, vendor: str, reason: str, args: tuple[object, ...]) -> None:
     """Apply the policy to a call that the op's reference implementation is about to run.
 
-    Raise FallbackError under ``error``.
+    Raises FallbackError if the policy is ``error``.
     """
 
     def refusal() -> DlinferError:

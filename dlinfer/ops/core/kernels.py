@@ -1,10 +1,10 @@
 """The kernel table: vendors' kernels, checked and bound to torch's dispatcher.
 
-torch's dispatcher selects kernels by dispatch key, which follows from the device. On a device's first call no kernel is
-registered for its key, so torch calls the one for the generic key (CompositeExplicitAutograd). This one activates the
-device's default vendor and dispatches again. From then on the device's own key has a function that calls the table of
-the active vendor. A change of vendor replaces the whole table. The registered function stays: torch frees a kernel that
-is taken off the dispatcher, even while another thread is calling it.
+torch's dispatcher selects a function by dispatch key, which follows from the device. At first a device's key has no
+function, so torch calls the function of the generic key (CompositeExplicitAutograd). That function activates the
+device's default vendor and dispatches again. From then on the device's own key has a function, which calls the table of
+the active vendor. A change of vendor replaces the table, but not the function: torch frees a function that is taken off
+the dispatcher, even while another thread is calling it.
 """
 
 import inspect
@@ -44,8 +44,8 @@ def install() -> None:
 def kernel_authors(vendor: Vendor) -> Mapping[str, str]:
     """Return op -> name of the vendor whose kernel runs the op while ``vendor`` is active.
 
-    It is ``vendor`` itself, or the vendor of the host's CPU. Ops that run on the reference are not in the dict. This
-    loads the kernels; an error while loading is raised.
+    That is ``vendor`` itself, or a vendor whose kernels it uses. Ops that run on the reference are not in the dict.
+    This loads the kernels; an error while loading is raised.
     """
     if vendor.name not in _authors:
         kernels = discovery.kernels_of(vendor)
