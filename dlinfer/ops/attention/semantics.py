@@ -94,7 +94,7 @@ def scale_of(q: Tensor, softmax_scale: float | None) -> float:
 
 
 def check_heads(rules: Rules, num_q_heads: int, num_kv_heads: int) -> None:
-    """Raise unless the number of query heads is a multiple of the number of KV heads."""
+    """Raise OpArgumentError unless the number of query heads is a multiple of the number of KV heads."""
     rules.require(
         num_kv_heads > 0 and num_q_heads % num_kv_heads == 0,
         "num_kv_heads",
@@ -106,7 +106,10 @@ def check_heads(rules: Rules, num_q_heads: int, num_kv_heads: int) -> None:
 def check_pages(
     rules: Rules, k_cache: Tensor, v_cache: Tensor, block_size: int, num_q_heads: int, num_kv_heads: int
 ) -> None:
-    """Raise unless blocks of both caches have ``block_size`` slots, and num_q_heads is a multiple of num_kv_heads."""
+    """Raise OpArgumentError unless the blocks have ``block_size`` slots, and the numbers of heads are right.
+
+    The number of query heads must be a multiple of the number of KV heads.
+    """
     check_heads(rules, num_q_heads, num_kv_heads)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         actual = canonical(cache).shape[1]

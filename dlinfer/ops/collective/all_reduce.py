@@ -46,7 +46,7 @@ def _call_all_reduce(x: Tensor, group: Any = None) -> Tensor:
     x: [...], a floating dtype, any strides; mutated. All ranks must pass the same sizes, and call in the same order.
     group: a torch.distributed.ProcessGroup, or its number; None or "" is the default group.
 
-    Returns x. Raises OpArgumentError; KernelFailureError if the process of a rank has ended.
+    Returns x. Raises OpArgumentError. Raises KernelFailureError if the process of a rank has ended.
     """
     all_reduce.overload(x, group if isinstance(group, int) else _number(group))
     return x

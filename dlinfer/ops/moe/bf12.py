@@ -28,8 +28,8 @@ def fused_moe_bf12(
     """Compute ``dlinfer.ops.fused_moe`` with packed weights: the same result as with the weights before packing.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate above up, as a
-        matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. The unpacked weight is
+    gate_up_weights: [bytes], uint8, contiguous: the stack [experts, 2 * intermediate, hidden], gate's rows before up's,
+        as a matrix [experts * 2 * intermediate, hidden] that ``ops.quantised.bf12.pack`` packed. The unpacked weight is
         multiplied in the dtype of hidden_states; in float16, numbers below 2 ** -14 are rounded, and those above 65504
         are infinite.
     down_weights: [bytes], likewise: the stack [experts, hidden, intermediate] as [experts * hidden, intermediate].

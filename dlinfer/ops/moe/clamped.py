@@ -32,7 +32,8 @@ def fused_moe_clamped(
     arXiv:2508.10925, and its reference implementation).
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up. gate_up_bias: [experts, 2 * intermediate].
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate's rows before up's.
+    gate_up_bias: [experts, 2 * intermediate].
     down_weights: [experts, hidden, intermediate]. down_bias: [experts, hidden]. All of hidden_states' dtype.
     topk_weights: [tokens, topk], any floating dtype. topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
     alpha: the factor in the sigmoid. limit: > 0.
@@ -72,7 +73,7 @@ fused_moe_clamped.takes(
 
 @fused_moe_clamped.check
 def check_limit(rules: Rules, limit: float) -> None:
-    """Raise unless ``limit`` is positive."""
+    """Raise OpArgumentError unless ``limit`` is positive."""
     rules.require(limit > 0, "limit", "a positive number", lambda: limit)
 
 

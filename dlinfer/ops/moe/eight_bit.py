@@ -64,7 +64,7 @@ def _call_fused_moe_w8a8(
     """Compute ``fused_moe`` with 8-bit weights and activations, multiplied as by ``linear_w8a8``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; int8 or float8_e4m3fn.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate's rows before up's; int8 or float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32 or bfloat16: the scale of each row.
     down_weights: [experts, hidden, intermediate], likewise.
     down_scales: [experts, hidden, 1], likewise. hidden and intermediate are at least 1.
@@ -156,7 +156,7 @@ def fused_moe_blocked_fp8(
     """Compute ``fused_moe`` with float8 weights and a scale for each block, multiplied as by ``linear_blocked_fp8``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate's rows before up's; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate / block_size, hidden / block_size], float32; both quotients are rounded
         up.
     down_weights: [experts, hidden, intermediate], likewise.
@@ -248,7 +248,7 @@ def fused_moe_static_fp8(
     """Compute ``fused_moe`` with float8 weights and fixed scales, multiplied as by ``linear_static_fp8``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; float8_e4m3fn.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate's rows before up's; float8_e4m3fn.
     gate_up_scales: [experts, 2 * intermediate, 1], float32: the scale of each row.
     gate_up_input_scale: [1] or [experts], float32: the scale of an expert's input.
     down_weights: [experts, hidden, intermediate], down_scales: [experts, hidden, 1], and down_input_scale: likewise.

@@ -56,7 +56,7 @@ def _call_fused_moe(
     """Compute, for each token, the weighted sum of its experts' gated MLPs: down @ (silu(gate @ x) * (up @ x)).
 
     hidden_states: [tokens, hidden], any strides.
-    gate_up_weights: [experts, 2 * intermediate, hidden], gate above up; dtype of hidden_states.
+    gate_up_weights: [experts, 2 * intermediate, hidden], gate's rows before up's; dtype of hidden_states.
     down_weights: [experts, hidden, intermediate], dtype of hidden_states.
     topk_weights: [tokens, topk], any floating dtype.
     topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.
@@ -65,7 +65,7 @@ def _call_fused_moe(
         size and gets a partial sum, which the framework reduces.
     chunked_moe_layout: must be None.
 
-    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError;
+    Returns a new tensor of hidden_states' shape and dtype. Nothing is mutated. Raises OpArgumentError. Raises
     UnsupportedFeatureError for expert parallelism or a chunked layout.
     """
     refuse_expert_parallel(fused_moe, moe_metadata, "set ep=1, or use tensor parallelism instead")

@@ -29,7 +29,7 @@ def fused_moe_w4a16(
     renormalize: bool,
     group_size: int,
 ) -> Tensor:
-    """Compute ``fused_moe`` with 4-bit weights: ``weight_quant_matmul`` computes the products.
+    """Compute ``fused_moe`` with 4-bit weights, multiplied as by ``weight_quant_matmul``.
 
     For each token, the result is the weighted sum of its experts' gated MLPs, ``(silu(x @ gate) * (x @ up)) @ down``. A
     weight is ``w[i, o] = (q[i, o] - zero[g, o]) * scales[g, o]`` for the group ``g = i // group_size``.

@@ -74,7 +74,7 @@ add_rms_norm.takes(
 @rms_norm.check
 @add_rms_norm.check
 def check_eps(rules: Rules, eps: float) -> None:
-    """Raise unless ``eps`` is positive."""
+    """Raise OpArgumentError unless ``eps`` is positive."""
     rules.require(eps > 0, "eps", "a positive number", lambda: eps)
 
 

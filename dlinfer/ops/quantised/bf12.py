@@ -74,7 +74,9 @@ def check_packed(rules: Rules, argument: str, packed: Tensor, rows: int, columns
 def pack(weight: Tensor) -> Tensor:
     """Return the packed bytes of a matrix: a new tensor uint8 [bytes] on the weight's device.
 
-    weight: [rows, columns], bfloat16, any strides. The weight is read twice, some rows at a time. Raises
+    weight: [rows, columns], bfloat16, any strides.
+
+    The weight is read twice, some rows at a time. Raises
     OpArgumentError.
     """
     if weight.dtype is not torch.bfloat16:
@@ -151,8 +153,9 @@ class _Parts(NamedTuple):
 def unpack(packed: Tensor, rows: int, columns: int) -> Tensor:
     """Return the unpacked matrix: a new tensor bfloat16 [rows, columns] on the device of ``packed``.
 
-    packed: uint8 [bytes], the result of ``pack`` for a matrix [rows, columns]. Raises OpArgumentError if the size is
-        wrong.
+    packed: uint8 [bytes], the result of ``pack`` for a matrix [rows, columns].
+
+    Raises OpArgumentError if the size of ``packed`` is wrong.
     """
     parts = _parts(packed, rows, columns)
     out = torch.empty(rows, columns, dtype=torch.bfloat16, device=packed.device)

@@ -34,7 +34,7 @@ def _call_dynamic_quant(
     is x, except for rounding. Nothing is mutated. Halves are rounded away from zero in int8 and to even in float8. A
     largest value below 1e-7 counts as 1e-7. The rounding and this lower bound are as in LMDeploy
     (``pytorch/kernels/cuda/w8a8_triton_kernels.py``, ``per_token_quant_int8``). The scale of a token with a NaN is NaN.
-    Raises OpArgumentError; UnsupportedFeatureError for another granularity.
+    Raises OpArgumentError. Raises UnsupportedFeatureError for another granularity.
     """
     if quant_granularity != "PER_TOKEN":
         raise UnsupportedFeatureError(

@@ -90,12 +90,12 @@ def widened_blocks(weight: Tensor, scale: Tensor, block_size: int) -> Tensor:
 
 
 def check_quant_dtype(rules: Rules, argument: str, dtype: torch.dtype) -> None:
-    """Raise unless ``dtype`` is one of the two 8-bit dtypes."""
+    """Raise OpArgumentError unless ``dtype`` is one of the two 8-bit dtypes."""
     if dtype not in LARGEST:
         raise rules.error(argument, "torch.int8 or torch.float8_e4m3fn", dtype)
 
 
 def check_quantised_rows(rules: Rules, x: Tensor, quant_dtype: torch.dtype) -> None:
-    """Raise if the rows of x are empty, or if ``quant_dtype`` is not one of the two 8-bit dtypes."""
+    """Raise OpArgumentError if the rows of x are empty, or if ``quant_dtype`` is not one of the two 8-bit dtypes."""
     rules.require(x.shape[-1] >= 1, "x", "a last dimension of at least 1", lambda: tuple(x.shape))
     check_quant_dtype(rules, "quant_dtype", quant_dtype)

@@ -80,13 +80,13 @@ def _check_linear_w8a8(
 
 
 def check_summed(rules: Rules, argument: str, weight: Tensor) -> None:
-    """Raise if the rows of a weight [out_features, in_features] have too many products to sum exactly."""
+    """Raise OpArgumentError if the in_features of a weight are too many to sum the products exactly."""
     expected = f"at most {_MOST_SUMMED} in_features"
     rules.require(weight.shape[1] <= _MOST_SUMMED, argument, expected, lambda: weight.shape[1])
 
 
 def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) -> None:
-    """Raise unless ``scale`` has one scale for each row of the weight: [rows, 1] or [rows]."""
+    """Raise OpArgumentError unless ``scale`` has one scale for each row of the weight: [rows, 1] or [rows]."""
     rules.rank(argument, scale, 1, 2)
     rules.size(argument, scale, 0, weight.shape[0], "the rows of the weight")
     if scale.dim() == 2:
@@ -94,7 +94,7 @@ def check_row_scale(rules: Rules, argument: str, scale: Tensor, weight: Tensor) 
 
 
 def check_out_dtype(rules: Rules, out_dtype: torch.dtype) -> None:
-    """Raise unless ``out_dtype`` is float32, float16 or bfloat16."""
+    """Raise OpArgumentError unless ``out_dtype`` is float32, float16 or bfloat16."""
     if out_dtype not in FLOATS and out_dtype is not torch.float64:
         raise rules.error("out_dtype", "torch.float32, torch.float16 or torch.bfloat16", out_dtype)
 

@@ -49,7 +49,7 @@ def _call_apply_rotary_pos_emb(
 
     Returns two contiguous tensors of q's and k's shape. Nothing is mutated. Computed in the tensors' own dtype: both
     products and their sum are rounded, so 16-bit results equal those of HF transformers' ``apply_rotary_pos_emb`` bit
-    by bit. Raises OpArgumentError; UnsupportedFeatureError if q_embed or k_embed is a tensor.
+    by bit. Raises OpArgumentError. Raises UnsupportedFeatureError if q_embed or k_embed is a tensor.
     """
     if q_embed is not None or k_embed is not None:
         raise UnsupportedFeatureError(
