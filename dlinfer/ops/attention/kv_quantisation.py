@@ -214,7 +214,8 @@ def check_quantised_cache(
 def check_apart(rules: Rules, k_cache: Tensor, v_cache: Tensor, quant_bits: int) -> None:
     """Raise OpArgumentError if int8 or int4 caches of keys and values share memory.
 
-    The caches of latent attention share memory. The check compares addresses, so only kernels call it; fake tensors have no addresses.
+    The caches of latent attention share memory. The check compares addresses, so only kernels call it; fake tensors
+    have no addresses.
     """
     if is_scaled_by_token(quant_bits) and k_cache.numel() and v_cache.numel():
         rules.require(
