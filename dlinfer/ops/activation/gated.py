@@ -1,6 +1,6 @@
 """Gated activations of two tensors, gate and up (Shazeer, 2020, arXiv:2002.05202).
 
-Both tensors may be strided views. So two halves of one tensor, as ``silu_and_mul`` takes it, need no copy.
+Both may be strided views. So the two halves of a tensor for ``silu_and_mul`` can be passed without a copy.
 """
 
 from collections.abc import Iterator

@@ -53,7 +53,7 @@ def why_not(folder: Path | None = None) -> str | None:
 
 
 def library_name() -> str:
-    """Return the file name of the library, whether it is built or not. It depends on sources and compiler.
+    """Return the file name of the library, built or not. The name follows from sources, compiler and instructions.
 
     Empty if there is no compiler. Raises SettingError if DLINFER_CPU_ISA names instructions that this CPU lacks.
     """

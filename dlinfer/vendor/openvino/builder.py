@@ -40,11 +40,12 @@ class Builder:
 
     call: the node's call that is being lowered.
     values: node -> its value in the model. keep: memory of the model's constants. notes: for reports.
-    limits: index inputs to check before the model runs. A key is (name of the input, indexed size in fakes, whether
-        negative indices count from the end). A value is the indexed size, or (input, dimension) that has this size.
+    limits: index inputs to check before the model runs. A key is (name of the input, indexed size of the fake tensor,
+        whether negative indices count from the end). A value is the indexed size, or (input, dimension) that has this
+        size.
     places: index tensors that the model itself checks (``lowerings.places``).
-    faults: reason -> bool tensors; if one is true, torch has to run the region.
-    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the region."""
+    faults: reason -> bool tensors; if one is true, torch has to run the graph instead.
+    sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the graph instead."""
 
     call: Call
 
@@ -119,7 +120,7 @@ class Builder:
     def assembled(self, node: fx.Node) -> Any:
         """Return a node's value: an output, a Python number, or a list of these.
 
-        ``Rows`` are combined to the whole tensor.
+        A value that is ``written.Rows`` is first assembled to the whole tensor.
         """
         value = self.values[node]
         if isinstance(value, InPlace):
@@ -186,7 +187,7 @@ class Builder:
 
     @property
     def result(self) -> Tensor:
-        """The fake of the only result of ``call``."""
+        """The fake tensor of the only result of ``call``."""
         return self.call.result
 
     @property
@@ -217,7 +218,7 @@ class Builder:
         ).output(0)
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
-        """Let torch run the region if ``value``, floats to cast to int64, has NaN or too large numbers."""
+        """Let torch run the graph instead if ``value``, floats to cast to int64, has NaN or too large numbers."""
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
             op.logical_not(inside).output(0),
@@ -225,20 +226,20 @@ class Builder:
         )
 
     def fault(self, condition: Output, reason: str) -> None:
-        """Let torch run the region whenever ``condition``, a bool tensor, is true anywhere."""
+        """Let torch run the graph instead whenever ``condition``, a bool tensor, is true anywhere."""
         axes = list(range(len(condition.get_partial_shape())))
         self.faults.setdefault(reason, []).append(
             op.reduce_logical_or(condition, self.axes(axes), False).output(0) if axes else condition
         )
 
     def nan_fault(self, x: Output, reason: str) -> None:
-        """Let torch run the region whenever an element of x is NaN. Costs one node."""
+        """Let torch run the graph instead whenever an element of x is NaN. Costs one node."""
         axes = self.axes(list(range(len(x.get_partial_shape()))))
         alike = (reason, x.get_element_type().get_type_name(), len(x.get_partial_shape()))
         self.sums.setdefault(alike, []).append(op.reduce_sum(x, axes, True).output(0))
 
     def found_faults(self) -> dict[str, Output]:
-        """Return reason -> a bool scalar of the model, which is true if torch has to run the region."""
+        """Return reason -> a bool scalar of the model, which is true if torch has to run the graph instead."""
         for (reason, _, _), sums in self.sums.items():
             self.fault(op.is_nan(op.concat(sums, 0)).output(0), reason)
         combined: dict[str, Output] = {}
@@ -281,7 +282,7 @@ class Builder:
         return op.reshape(self.cast(number, ov.Type.i64), self.axes([1]), False).output(0)
 
     def shaped(self, x: Output, old: Sequence[Any], new: Sequence[Any], sizes: Sequence[Size]) -> Output:
-        """Reshape ``x``. old, new: its old and new sizes in fakes. sizes: the new sizes as values of the model.
+        """Reshape ``x``. sizes: the new sizes as values of the model. old, new: the sizes of the fake tensors.
 
         OpenVINO's Reshape can copy sizes by position and infer one more. If that is enough, no size is computed at run
         time."""

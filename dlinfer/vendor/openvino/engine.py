@@ -1,4 +1,7 @@
-"""The graph engine ``openvino``: a region becomes one OpenVINO model for all sizes, which uses torch's memory."""
+"""The graph engine ``openvino``. A region becomes one OpenVINO model for all sizes, which uses torch's memory.
+
+A region is the part of a model's graph that the engine runs.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -37,7 +37,9 @@ _aten = torch.ops.aten
 class Call:
     """A call of an op, or of a Python function on sizes.
 
-    target: the op or function. name: its name in messages. result: the fake of its result.
+    target: the op or function.
+    name: the target's name in messages.
+    result: the fake tensor, or symbolic number, of the call's result.
     arguments: parameter name (for a Python function: position) -> argument. Values in the graph are nodes."""
 
     target: Any
@@ -51,7 +53,7 @@ class Call:
         return cls(node.target, values, fake(node), op_name(node))
 
     def fake(self, parameter: Any) -> Any:
-        """Return an argument with fakes in place of nodes, also inside a list."""
+        """Return an argument with fake tensors and symbolic numbers in place of nodes, also inside a list."""
         value = self.arguments[parameter]
         if isinstance(value, (list, tuple)):
             return [fake(item) if isinstance(item, fx.Node) else item for item in value]

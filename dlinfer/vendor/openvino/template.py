@@ -1,4 +1,4 @@
-"""A region as an OpenVINO model with weights as parameters, and the data to run it.
+"""A region (part of a graph) as an OpenVINO model with weights as parameters, and the data to run it.
 
 Model and data can be stored, since they do not contain the weights. The data are: where each input goes, what each
 output is and how large, and which conditions the inputs must meet."""

@@ -157,7 +157,7 @@ _PACKED, _SEPARATOR = "packed numbers", "|"
 def packed_name(parameter: str, groups: int, size: int) -> str:
     """Return a name for the node that unpacks AWQ's words in a parameter to float32 [out, groups, size].
 
-    ``with_weights`` finds the node by this name. If the parameter becomes a constant, it replaces the node by a 4-bit
+    ``with_weights`` finds the node by this name, and replaces it by a 4-bit constant if the parameter becomes a
     constant."""
     return _SEPARATOR.join((_PACKED, parameter, str(groups), str(size)))
 

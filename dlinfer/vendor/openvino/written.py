@@ -19,7 +19,7 @@ class Rows:
     base: the old content.
     index: i64 [rows], the places along ``dim``.
     source: the new rows, with the sizes of ``base`` except along ``dim``.
-    sizes: the sizes of ``source`` in fakes.
+    sizes: the sizes of the fake tensor of ``source``.
     unique: whether no place repeats.
     full: the whole tensor; None until it is built."""
 

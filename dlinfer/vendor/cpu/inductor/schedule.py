@@ -1,4 +1,4 @@
-"""The running order of a region: kernels in the model's order, and clusters of loops between them.
+"""The running order of a region (part of a graph): kernels in the model's order, and clusters of loops between them.
 
 Kernels (library calls, dlinfer's heavy ops, writes, random draws) keep their order. A node that inductor compiles to
 loops moves as late as its users, and later writes to its inputs, allow. So all such nodes that are needed by the same

@@ -1,1 +1,1 @@
-"""Check that the integers of a region fit into the engine's integers, which have fewer bits than torch's."""
+"""Check that the integers of a region (part of a graph) fit into the engine's integers, which have fewer bits."""

@@ -1,4 +1,4 @@
-"""Bound the integers of a region before each call, for an engine that keeps fewer bits than torch.
+"""Bound the integers of a region (part of a graph) before each call, for an engine that keeps fewer bits than torch.
 
 Each value gets an interval, computed from the intervals of its operands. Lowering only records the order of ops. The
 intervals follow from the actual inputs and sizes of each call. So a model whose numbers stay small, like token ids and

@@ -6,7 +6,7 @@ If the graph has just written rows of a cache (``written.Rows``), attention read
 does not build the whole new cache. Scores with the new rows replace the scores with the old rows at the same places. In
 the product with the values, the probabilities of these places multiply the new rows, and 0 multiplies the old rows. The
 result is NaN if an old value is NaN or infinite. It is wrong if a place is written twice. The model detects both cases,
-and torch then runs the call.
+and torch then runs the graph instead.
 """
 
 from typing import Any

@@ -26,7 +26,7 @@ def inside(b: Builder, index: Output, size: Any, shown: Any, negative: bool) -> 
     """Return an index as i64, counted from the start, with a check that it is in 0..size-1.
 
     size: the size of the indexed dimension as a value of the model.
-    shown: the same size in fakes.
+    shown: the same size of the fake tensor.
     negative: whether torch's op counts negative indices from the end; otherwise it raises for them."""
     fixed = fixed_size(shown)
     if fixed is not None and _known_inside(index, fixed, negative):

@@ -41,7 +41,7 @@ def _placed(
 ) -> Output | Rows:
     """Replace rows of x at ``index`` along ``dim``. Returns Rows if x is an input of the model, else the whole tensor.
 
-    number: how many rows, in fakes. unique: whether no place repeats."""
+    number: how many rows, as a size of a fake tensor. unique: whether no place repeats."""
     sizes = list(b.call.fake("self").shape)
     sizes[dim] = number
     rows = Rows(x, dim, b.cast(index, I64), source, tuple(sizes), unique)

@@ -39,10 +39,10 @@ def to_result(b: Builder, x: Output, sizes: Sequence[Size] | None = None) -> Out
 
 
 def sizes_of(b: Builder, x: Output, old: Sequence[Any], new: Sequence[Any]) -> list[Size]:
-    """Return the sizes ``new``, given in fakes, as values: fixed numbers, or sizes of x.
+    """Return the sizes ``new`` of a fake tensor as values of the model: fixed numbers, or sizes of x.
 
     At most one size may be neither; it is computed from the number of elements.
-    old: the sizes of x in fakes."""
+    old: the sizes of the fake tensor of x."""
     values: list[Size] = []
     for size in new:
         fixed = fixed_size(size)

@@ -1,4 +1,4 @@
-"""Workarounds for values that depend on constants only: OpenVINO 2026.4.1 computes them once, then overwrites them.
+"""Workarounds for values that depend only on constants: OpenVINO 2026.4.1 computes them once, then overwrites them.
 
 OpenVINO folds many of these values before it compiles. The CPU plugin computes the other values once, but a later op
 may reuse their memory for its own result. The next call, or another op of the same call, then reads that result. The
@@ -44,7 +44,7 @@ def plainly(function: Callable[..., Node], *values: Output) -> Output:
 
 
 def part_constants(model: ov.Model, write: Write = plainly) -> None:
-    """Insert a roll before each op that may overwrite a value of constants only; mutates the model.
+    """Insert a roll before each op that may overwrite a value that depends only on constants; mutates the model.
 
     The readers of a new roll then run at each call, and may overwrite other values, so this repeats. Extreme constants
     of neighbouring linear ops come first: behind a roll, OpenVINO does not combine them."""
@@ -62,7 +62,7 @@ def part_constants(model: ov.Model, write: Write = plainly) -> None:
 
 
 def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
-    """Replace each Abs whose operand depends on constants only by a Select; mutates the model."""
+    """Write a Select in place of each Abs whose operand depends only on constants; mutates the model."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Abs" or node.get_name() not in known:
@@ -73,7 +73,7 @@ def write_absolutes(model: ov.Model, write: Write = plainly) -> None:
 
 
 def write_nan_factors(model: ov.Model, write: Write = plainly) -> None:
-    """Replace each product with a NaN constant by a sum, which is NaN too; mutates the model."""
+    """Write a sum, which is NaN too, in place of each product with a NaN constant; mutates the model."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Multiply" and any(_is_nan(value, known) for value in node.input_values()):
@@ -145,10 +145,10 @@ def _is_extreme(value: Output) -> bool:
 
 
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
-    """Yield inputs of ops that may overwrite a value before it is read again. The values depend on constants only.
+    """Yield inputs of ops that may overwrite a value before it is read again. The values depend only on constants.
 
     An op that also depends on an input of the model overwrites the value for the next call. If several ops read a
-    value, an op that depends on constants only overwrites it for the other readers: the plugin does not find readers
+    value, an op that depends only on constants overwrites it for the other readers: the plugin does not find readers
     behind a reshape.
     parting: names of the rolls, which only copy."""
     known = _of_constants(model)
@@ -165,7 +165,7 @@ def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
 
 
 def _of_constants(model: ov.Model) -> set[str]:
-    """Return the names of constants and of nodes that depend on constants only."""
+    """Return the names of constants, and of nodes that depend only on constants."""
     known: set[str] = set()
     for node in model.get_ordered_ops():
         sources = [port.get_source_output().get_node().get_name() for port in node.inputs()]
