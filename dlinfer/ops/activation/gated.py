@@ -27,7 +27,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     gate, up: [..., intermediate] of one shape, float32, float16 or bfloat16, any strides.
 
     Returns a new tensor of gate's shape and dtype. Nothing is mutated. silu(gate) is rounded to the dtype before the
-    product, as in HF transformers' gated MLPs, which compute the two one after the other. Raises OpArgumentError.
+    product, as in HF transformers' gated MLPs, which compute both separately. Raises OpArgumentError.
     """
     return (functional.silu(gate) * up).contiguous()
 
@@ -40,7 +40,7 @@ def gelu_mul(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     tanh: compute gelu(a) by the approximation 0.5 a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))).
 
     Returns a new tensor of gate's shape and dtype. Nothing is mutated. gelu(gate) is rounded to the dtype before the
-    product, as in HF transformers' gated MLPs, which compute the two one after the other. Raises OpArgumentError.
+    product, as in HF transformers' gated MLPs, which compute both separately. Raises OpArgumentError.
     """
     return (functional.gelu(gate, approximate="tanh" if tanh else "none") * up).contiguous()
 

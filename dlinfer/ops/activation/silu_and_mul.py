@@ -25,7 +25,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     x: [..., 2 * intermediate], float32, float16 or bfloat16, any strides.
 
     Returns a new tensor [..., intermediate] of x's dtype. Nothing is mutated. silu(gate) is rounded to x's dtype before
-    the product, as in HF transformers' gated MLPs, which compute the two one after the other. Raises OpArgumentError.
+    the product, as in HF transformers' gated MLPs, which compute both separately. Raises OpArgumentError.
     """
     gate, up = x.chunk(2, dim=-1)
     return (functional.silu(gate) * up).contiguous()

@@ -1,4 +1,4 @@
-"""Put the results that leave a region (part of a graph) into memory that torch can resize: its caller may resize it.
+"""Put results that leave a region (part of a graph) into resizable memory, because the caller may resize it.
 
 Large results that only pass from step to step come from a pool (csrc/common/result_memory.h). torch cannot resize the
 pool's memory, but FSDP and memory savers free a tensor by ``untyped_storage().resize_(0)``."""
