@@ -1,7 +1,7 @@
 """The megengine vendor: MegEngine Lite's whole Python API on its own C library, and the graph engine ``megengine``.
 
-Write ``from dlinfer.vendor.megengine import lite`` for the API. The C library runs in this process; models are built in
-the toolchain's environment."""
+Import the API by ``from dlinfer.vendor.megengine import lite``. The C library runs in this process. Models are built in
+the Python environment of the toolchain."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Builds a MegEngine model from a list of nodes. A script for the toolchain's environment, with its CPython 3.10.
+"""Build a MegEngine model from a list of nodes. This script runs in the toolchain's environment, on its CPython 3.10.
 
 Usage: python builder.py GRAPH.json MODEL.mge
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def operations(megengine, numpy):
-    """Map each op's name to a function of its operands and attributes."""
+    """Return a dict from each kind of node to the function that computes it from the node's operands and attributes."""
     F = megengine.functional  # noqa: N806
 
     def subtensor(x, axis, start, stop, step):

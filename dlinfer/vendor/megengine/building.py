@@ -1,4 +1,4 @@
-"""Build MegEngine models of node lists in the toolchain's environment, or load them from the disk cache."""
+"""Build MegEngine models from node lists in the toolchain's environment, or read them from the disk cache."""
 
 import tempfile
 from pathlib import Path
@@ -19,9 +19,9 @@ _BUILDER = Path(__file__).with_name("builder.py")
 
 
 def model_of(graph: NodeList) -> bytes:
-    """Return the .mge file of a node list, cached on disk under a hash of the list, the builder and the toolchain.
+    """Return the .mge file of a node list. The disk cache's key is a hash of the list, the builder and the toolchain.
 
-    The file has no weights, which are inputs of the model. Raises LiteBuildError and ToolchainMissingError."""
+    The file has no weights: they are inputs of the model. Raises LiteBuildError and ToolchainMissingError."""
     text = graph.text()
     key = Key(
         kind="megengine",

@@ -23,7 +23,7 @@ from dlinfer.vendor.megengine.translations.table import reshaped, truth
 
 @dataclass(frozen=True)
 class MegEngineOptions(EngineOptions):
-    """num_threads: number of CPU threads that the network of a region uses; 0 takes torch's number."""
+    """num_threads: the number of CPU threads that each region's network uses; 0 means torch's number."""
 
     num_threads: int = option(0, whole(0, "a number of threads, or 0 for torch's number"))
 
@@ -39,7 +39,7 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
     smallest = 2
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
-        """Return why MegEngine cannot take a tensor of this dtype and size; None if it can."""
+        """Return a reason to refuse a tensor with this dtype and these sizes; None if MegEngine takes it."""
         return super().refuses_tensor(tensor) or unfit(tensor)
 
     def refuses_op(self, node: fx.Node) -> str | None:
@@ -48,12 +48,14 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
         return translations.refusal(node)
 
     def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
-        """Build a model of the function, with its weights as inputs. Raises ToolchainMissingError."""
+        """Build a model of the function; the function's weights become inputs. Raises ToolchainMissingError."""
         return MegEngineLowered(function, options.num_threads or torch.get_num_threads())
 
 
 class MegEngineLowered(Lowered):
-    """A node list, and the model built from it. Weights are inputs, which the network reads in torch's memory."""
+    """A region as a node list, and the MegEngine model built from the list.
+
+    The region's weights are inputs of the model. The network reads them in torch's memory."""
 
     def __init__(self, function: Function, threads: int) -> None:
         super().__init__(function)
@@ -74,7 +76,7 @@ class MegEngineLowered(Lowered):
 
 
 def written(graph_module: fx.GraphModule) -> NodeList:
-    """Return a function's graph as a node list. Raises UntranslatableError."""
+    """Return a function's graph as a node list. Raises UntranslatableError for a node that has no translation."""
     writer, values = NodeList(), {}
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
@@ -90,7 +92,7 @@ def written(graph_module: fx.GraphModule) -> NodeList:
 
 
 def _result(writer: NodeList, value: Value) -> Value:
-    """Add a node that gives a result of its own, even if it is an input or another output. bool becomes bytes."""
+    """Add a node that copies ``value``, since a result may not be an input or another result. bool becomes bytes."""
     if value.dtype == torch.bool:
         return writer.op("cast", truth(writer, value), like=value, to="uint8")
     return reshaped(writer, value, value.shape)

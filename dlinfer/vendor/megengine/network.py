@@ -1,4 +1,4 @@
-"""A model at run time: a network of MegEngine Lite in this process. It reads torch's tensors where they are."""
+"""A region's model at run time: a network of MegEngine Lite in this process, which reads torch's tensors in place."""
 
 import ctypes
 import threading
@@ -17,7 +17,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class Network:
-    """Callable: takes a function's inputs and returns its outputs. Calls from several threads wait for each other."""
+    """A region's function as a callable: it takes the function's inputs and returns its outputs. Threads take turns."""
 
     def __init__(self, function: Function, graph: NodeList, model: bytes, threads: int) -> None:
         self._lock = threading.Lock()
@@ -49,15 +49,16 @@ class Network:
 
 
 def _taken(tensor: lite.LiteTensor, dtype: torch.dtype) -> Tensor:
-    """Return a copy of a result as a torch tensor, since the next run overwrites the result."""
+    """Copy a result into a torch tensor, since the next run overwrites the result."""
     value = torch.from_numpy(tensor.to_numpy())
     return value.view(torch.bool) if dtype == torch.bool else value
 
 
 class _Input:
-    """One input of the network, and the address that it last read.
+    """One input of the network. It remembers the address that the network reads.
 
-    index: its position among the function's inputs. rows: number of rows, for an input of row numbers; else None."""
+    index: the position of this input among the function's inputs.
+    rows: if the input holds row numbers, the number of rows of the table; else None."""
 
     def __init__(self, index: int, tensor: lite.LiteTensor, rows: int | None) -> None:
         self.index = index
@@ -67,7 +68,9 @@ class _Input:
         self._place = 0
 
     def feed(self, tensor: Tensor) -> Tensor:
-        """Let the network read a tensor where it is. Returns the tensor to keep alive until the run has ended."""
+        """Let the network read a tensor in place.
+
+        Return the tensor that the caller must keep alive until the run has ended."""
         value = tensor.detach()
         if self._rows is not None:
             value = _checked(value, self._rows)
@@ -82,7 +85,9 @@ class _Input:
 
 
 def _checked(indices: Tensor, rows: int) -> Tensor:
-    """Return row numbers as int32. Raises WrongInputError if one is not below ``rows``: MegEngine does not check."""
+    """Return row numbers as int32.
+
+    MegEngine does not check them, so a number that the table lacks raises WrongInputError."""
     low, high = torch.aminmax(indices)
     if int(low) < 0 or int(high) >= min(rows, _INT32.max):
         raise WrongInputError(f"{int(low)} to {int(high)} for {rows} rows")

@@ -1,7 +1,7 @@
-"""A graph as a plain list of nodes. ``builder.py`` turns it into a MegEngine model in the toolchain's environment.
+"""A graph as a plain list of nodes. ``builder.py`` turns the list into a MegEngine model.
 
-The list has some twenty kinds of ops, each a call of ``megengine.functional``. Tensors are named. ONNX is no
-alternative: MegEngine's package cannot import it, and its old converters are no longer maintained."""
+There are some twenty kinds of nodes; each is one call of ``megengine.functional``. Nodes name their tensors. The list
+is not ONNX, because MegEngine's package cannot import ONNX and its old converters are no longer maintained."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from dlinfer.graph.ir.dialect import fake
 
 
 class UntranslatableError(RefusedError):
-    """A node has no translation. The message says why."""
+    """A node of the graph has no translation. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of a node list: its name in the list, and its sizes and dtype in torch."""
+    """A tensor of a node list. name: its name in the list. shape, dtype: torch's."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,10 +29,10 @@ class Value:
 
 @dataclass
 class NodeList:
-    """A list of nodes. Translations add one op after the other.
+    """A list of nodes, which translations extend node by node.
 
-    inputs: for each input its name, sizes and type at Lite's boundary (``BOUNDARY``). outputs: names.
-    indices: name of an integer input that looks up rows -> number of rows."""
+    inputs: the name, sizes and dtype (``BOUNDARY``) of each input. outputs: the names of the results.
+    indices: for each input that holds row numbers, its name -> the number of rows of the table."""
 
     inputs: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -42,10 +42,11 @@ class NodeList:
     def op(
         self, kind: str, *operands: Any, like: Any, dtype: torch.dtype | None = None, **attributes: Any
     ) -> Value:
-        """Add a node of kind ``kind``, and return its result. operands: Values and numbers.
+        """Add a node of kind ``kind``, and return its result.
 
-        like: a tensor with the result's sizes, or the sizes. dtype: the result's; None means that of the first
-            Value."""
+        operands: Values and numbers. attributes: the node's other arguments.
+        like: the sizes of the result, or a tensor that has these sizes.
+        dtype: the result's dtype; None means the dtype of the first Value among ``operands``."""
         shape = tuple(like.shape) if isinstance(like, (torch.Tensor, Value)) else tuple(like)
         default = next((operand.dtype for operand in operands if isinstance(operand, Value)), torch.float32)
         value = Value(f"v{len(self.nodes)}", shape, dtype or default)
@@ -65,12 +66,13 @@ class NodeList:
 
 
 BOUNDARY = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int32", torch.bool: "uint8"}
-"""torch's dtype of an input -> its type at Lite's boundary. int64 is for row numbers only, whose range is checked; bool
-is passed as bytes."""
+"""torch's dtype of an input -> the dtype that Lite gets.
+
+Only row numbers may be int64: their range is checked before they become int32. bool is passed as bytes."""
 
 
 def unfit(tensor: torch.Tensor) -> str | None:
-    """Return why MegEngine cannot take a tensor of this dtype and these sizes; None if it can."""
+    """Return a reason to refuse a tensor with this dtype and these sizes; None if MegEngine takes it."""
     if tensor.dtype == torch.float16:
         return "it uses float16, which is hundreds of times slower than float32 in MegEngine's CPU kernels"
     if tensor.dtype not in BOUNDARY:
@@ -85,7 +87,7 @@ def unfit(tensor: torch.Tensor) -> str | None:
 
 
 def placeholder(writer: NodeList, node: fx.Node) -> Value:
-    """Add an input for a placeholder to the list, and return it. Raises UntranslatableError."""
+    """Add an input for a placeholder of the graph to the list, and return the input. Raises UntranslatableError."""
     tensor = fake(node)
     if not isinstance(tensor, torch.Tensor):
         raise UntranslatableError("an input is not a tensor")

@@ -1,7 +1,7 @@
-"""The recipe of MegEngine's toolchain: MegEngine Lite's C library, and MegEngine itself, which builds its models.
+"""The recipe of MegEngine's toolchain: MegEngine Lite's C library, and MegEngine itself, which builds models.
 
-The package (PyPI, for CPython up to 3.10) depends on large packages that only fetch data sets. The recipe omits them
-and replaces the one that MegEngine imports at once.
+MegEngine's package (on PyPI, for CPython up to 3.10) depends on large packages that only download data sets. The recipe
+omits these packages, and puts a stub in place of megfile, the one package that ``import megengine`` needs.
 """
 
 from dlinfer.toolchain.recipe import Toolchain

@@ -1,7 +1,7 @@
 """MegEngine Lite's Python API, under its documented names, on its own C library.
 
-Write ``from dlinfer.vendor.megengine.lite import *`` where the document says ``from megenginelite import *``. The
-first tensor, network or setting loads the toolchain's library; importing loads nothing.
+Write ``from dlinfer.vendor.megengine.lite import *`` where MegEngine's document says ``from megenginelite import *``.
+The import loads no library. The first tensor, network or setting loads the toolchain's library.
 """
 
 from dlinfer.vendor.megengine.lite.binding.enums import (

@@ -1,7 +1,7 @@
 """A network's callbacks: they stay alive as long as the library may call them, and their exceptions reach the caller.
 
-The library knows a callback by its address and ignores its result. An exception cannot pass through C, so it is stored
-here. It is raised by the call of ``forward`` or ``wait`` that ends the run."""
+The library knows a callback by its address and ignores its result. An exception cannot pass through C, so this module
+stores it. The call of ``forward`` or ``wait`` that ends the run raises it."""
 
 import contextlib
 import ctypes
@@ -20,15 +20,15 @@ from dlinfer.vendor.megengine.lite.tensor import LiteTensor
 TensorsByIo = dict[LiteIO, LiteTensor]
 
 _KEPT = 2
-"""Number of callbacks of each kind to keep: the latest, and the one before it, which a current run may still call."""
+"""The number of callbacks of each kind to keep: the latest, and its predecessor, which a current run may still call."""
 
 _here = threading.local()
 
 
 def inside_callback(mark: object = None) -> bool:
-    """Return whether this thread is inside a callback. mark: count only callbacks of the network with this mark.
+    """Return whether this thread is inside a callback of any network, or of the network with this ``mark``.
 
-    Inside a callback no network may be destroyed, and the callback's own network may neither run nor be waited for."""
+    No network may be destroyed inside a callback. The callback's own network may neither run nor be waited for."""
     running = getattr(_here, "running", ())
     return bool(running) if mark is None else mark in running
 
@@ -48,8 +48,8 @@ class Callbacks:
     """The callbacks of one network. This object refers to the network only weakly.
 
     natives: the C functions that the library calls. They must exist until the library has destroyed the network. They
-        refer to the user's functions weakly, since these often refer to the network.
-    mark: stands for the network in ``inside_callback``."""
+        refer to the user's functions weakly, because a user's function often refers to the network.
+    mark: the object that identifies the network in ``inside_callback``."""
 
     def __init__(self, network: weakref.ref[Any]) -> None:
         self.natives: dict[str, list[Any]] = {}
@@ -61,20 +61,21 @@ class Callbacks:
         self._failure: tuple[str, BaseException] | None = None
 
     def without_arguments(self, kind: str, user: Callable[[], Any]) -> Any:
-        """Return the C function for ``async_with_callback``."""
+        """Return a C function that calls ``user()``. kind: the API function that sets it."""
         return self._native(AsyncCallback, kind, user, lambda: ())
 
     def with_tensors(self, kind: str, user: Callable[[TensorsByIo], Any]) -> Any:
-        """Return a C callback that calls ``user`` with the network's tensors. kind: the API function for it."""
+        """Return a C function that calls ``user`` with the network's tensors. kind: the API function that sets it."""
         network = self._network
         return self._native(IoCallback, kind, user, lambda *native: (_tensors(network(), *native),))
 
     def _native(
         self, prototype: Any, kind: str, user: Callable[..., Any], convert: Callable[..., Any]
     ) -> Any:
-        """Return a C function that calls ``user`` with converted arguments, then tells the network that it has ended.
+        """Return a C function that calls ``user`` and then tells the network that the callback has ended.
 
-        It does nothing if ``user`` has been replaced or the network is gone."""
+        The C function skips ``user`` if another callback has replaced it, or if the network is being destroyed.
+        prototype: the C type of the function. convert: makes ``user``'s arguments from the C arguments."""
         function(kind, "callback", user)
         number, mark, callbacks, network = next(self._numbers), self.mark, weakref.ref(self), self._network
         functions = self._functions.setdefault(kind, {})
@@ -115,9 +116,10 @@ class Callbacks:
 
 
 def _ended(network: Any, kind: str) -> None:
-    """Tell a network that a callback has ended.
+    """Tell a network that its callback has ended.
 
-    No reference to the network may outlive ``_inside``: the network's finalizer would wait for the callback."""
+    The caller does this inside ``_inside``, and keeps no reference to the network. If the last reference ended after
+    ``_inside``, the network's finalizer would run in this thread and wait for this very thread."""
     if network is not None:
         network._callback_ended(kind)
 

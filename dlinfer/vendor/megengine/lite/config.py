@@ -1,4 +1,4 @@
-"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO: C structures, as documented."""
+"""LiteOptions, LiteConfig, LiteIO and LiteNetworkIO, as documented. The first three are C structures."""
 
 import ctypes
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ _RANGES = {
     "graph_opt_level": range(4),
     "async_exec_level": range(8),
 }
-"""The values of options that are levels. All other options are 0 or 1."""
+"""The values of the options that are levels. All other options are 0 or 1."""
 
 
 class LiteOptions(ctypes.Structure):
-    """The options of optimising a network; docs/vendors/vendor_documents.md has the test of each one.
+    """The library's options for optimising a network; docs/vendors/vendor_documents.md names the test of each option.
 
-    All are integers. Defaults are the library's: var_sanity_check_first_run 1, graph_opt_level 2, async_exec_level 1,
-    everything else 0. An unknown option, or a value out of range, raises LiteArgumentError."""
+    All options are integers with the library's defaults: var_sanity_check_first_run 1, graph_opt_level 2,
+    async_exec_level 1, all others 0. Assigning an unknown option, or a value out of range, raises LiteArgumentError."""
 
     _fields_ = [(name, ctypes.c_int) for name in _OPTIONS]
 
@@ -50,8 +50,11 @@ class LiteOptions(ctypes.Structure):
 class LiteConfig(ctypes.Structure):
     """A network's device, decryption and options.
 
-    has_compression: whether the model is compressed. device_id, device_type: where it runs. backend: LITE_DEFAULT.
-    bare_model_cryption_name: name of the decryption method, bytes or text; empty for a model that is not encrypted.
+    has_compression: whether the model is compressed.
+    device_id, device_type: the device that the network runs on.
+    backend: always LITE_DEFAULT.
+    bare_model_cryption_name: the name of the decryption method, as bytes or str; empty for a model that is not
+        encrypted.
     options: a LiteOptions."""
 
     _fields_ = [
@@ -92,11 +95,13 @@ class LiteConfig(ctypes.Structure):
 
 
 class LiteIO(ctypes.Structure):
-    """One input or output of a network; hashed and compared by its name.
+    """One input or output of a network. Two LiteIO are equal if their names are equal.
 
-    name: the tensor's name. is_host: whether the caller's tensor is in host memory. io_type: LITE_IO_VALUE, or
-        LITE_IO_SHAPE for an output whose sizes alone are needed. config_layout (keyword ``layout``): its layout, by
-        default the model's."""
+    name: the name of the input or output.
+    is_host: whether the caller's tensor is in host memory.
+    io_type: LITE_IO_VALUE; or LITE_IO_SHAPE for an output if the caller needs only its sizes.
+    config_layout: the layout of the input or output, given by the argument ``layout``; None means the model's
+    layout."""
 
     _fields_ = [
         ("_name", ctypes.c_char_p),
@@ -140,9 +145,9 @@ class LiteIO(ctypes.Structure):
 
 
 class LiteNetworkIO:
-    """The inputs and outputs of a network that are to be configured, as two lists of LiteIO.
+    """The inputs and outputs of a network that the caller configures, as two lists of LiteIO.
 
-    inputs, outputs: each item is a LiteIO or a list of a LiteIO's arguments."""
+    inputs, outputs: each item is a LiteIO, or a list of the arguments of a LiteIO."""
 
     def __init__(self, inputs: Iterable[Any] | None = None, outputs: Iterable[Any] | None = None) -> None:
         self.inputs = [_io(item) for item in inputs or ()]
@@ -155,7 +160,7 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """Add an input. obj: a LiteIO, or the name of one to make from all the arguments."""
+        """Add an input. obj: a LiteIO; or an input's name, and then all arguments together make a LiteIO."""
         self.inputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
     def add_output(
@@ -165,12 +170,12 @@ class LiteNetworkIO:
         io_type: int = LiteIOType.LITE_IO_VALUE,
         layout: LiteLayout | None = None,
     ) -> None:
-        """Add an output. obj: a LiteIO, or the name of one to make from all the arguments."""
+        """Add an output. obj: a LiteIO; or an output's name, and then all arguments together make a LiteIO."""
         self.outputs.append(obj if isinstance(obj, LiteIO) else LiteIO(obj, is_host, io_type, layout))
 
 
 class NativeIO(ctypes.Structure):
-    """The C header's LiteNetworkIO. This object keeps the arrays that the structure points to."""
+    """The LiteNetworkIO structure of the C header. This object keeps alive the arrays that the structure points to."""
 
     _fields_ = [
         ("inputs", ctypes.POINTER(LiteIO)),

@@ -1,4 +1,4 @@
-"""Decryption of models by user functions."""
+"""Decryption of model files by functions that the user registers."""
 
 import contextlib
 import ctypes
@@ -13,16 +13,16 @@ from dlinfer.vendor.megengine.lite.binding.checks import function, text, wrong
 from dlinfer.vendor.megengine.lite.binding.library import Decryption, library
 
 BUILT_IN_KEYS = {"AES_default": 32, "RC4_default": 16, "SIMPLE_FAST_RC4_default": 16}
-"""The size in bytes of the keys of the library's own methods. The library reads that many, even from a shorter key."""
+"""The size in bytes of the key of each built-in method. The library reads this many bytes, even from a shorter key."""
 
 _registered: dict[str, Any] = {}
-"""Decryption functions, kept for the rest of the process: the library refers to them by address."""
+"""Registered decryption functions. The library knows them by address, so they are kept until the process ends."""
 
 _thread = threading.local()
 
 
 class Bytes(np.ndarray):
-    """An array of bytes that is true unless it is empty: the document's example tests ``if not out_arr``."""
+    """An array of bytes that is false if it is empty: the example in MegEngine's document tests ``if not out_arr``."""
 
     def __bool__(self) -> bool:
         return self.size > 0
@@ -32,7 +32,7 @@ Function = Callable[[Any, Any, Any], int]
 
 
 class DecryptionFunction:
-    """A decryption function that Python and the library can call. ``decryption_func`` returns it."""
+    """A decryption function that Python and the library can call. The decorator ``decryption_func`` returns it."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -43,9 +43,11 @@ class DecryptionFunction:
         return self._function(in_arr, key_arr, out_arr)
 
     def _called(self, data: int, size: int, key: int, key_size: int, out: int | None) -> int:
-        """Answer the library's two calls, which come in one thread.
+        """Answer the library's two calls, which both come in one thread.
 
-        The first has no ``out`` and asks for the decrypted size. The second fills ``out``, memory of that size."""
+        The first call has no ``out`` and asks for the decrypted size. The second call asks to fill ``out``, which has
+        that
+        size."""
         try:
             source, secret = _bytes(data, size), _bytes(key, key_size)
             if out:
@@ -58,19 +60,20 @@ class DecryptionFunction:
 
 
 def decryption_func(function: Function) -> DecryptionFunction:
-    """Decorate ``function(in_arr, key_arr, out_arr)``, which takes arrays of uint8.
+    """Decorate ``function(in_arr, key_arr, out_arr)``, which decrypts ``in_arr`` by ``key_arr``. All are uint8 arrays.
 
-    The function returns the number of decrypted bytes. If ``out_arr`` is not None, it also fills ``out_arr``, which has
-    that many bytes. The arrays are the library's memory and valid only during the call."""
+    The function returns the number of decrypted bytes. It is called twice: first with None as ``out_arr``, then with an
+    array of that many bytes, which it fills. The arrays are the library's memory, valid only during the call."""
     return DecryptionFunction(function)
 
 
 def register_decryption_and_key(
     decryption_name: str, decryption_func: Any, key: Sequence[int] | bytes
 ) -> None:
-    """Register a decryption method and its key under a name, for the rest of the process.
+    """Register a decryption method and its key under a name, until the process ends.
 
-    Raises LiteArgumentError, and LiteError for a name that is taken."""
+    Raises LiteArgumentError for a bad argument.
+    Raises LiteError for a name that is already registered."""
     call = "register_decryption_and_key"
     method = function(call, "decryption_func", decryption_func)
     if not isinstance(method, DecryptionFunction):
@@ -81,7 +84,7 @@ def register_decryption_and_key(
 
 
 def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> None:
-    """Replace a method's key. Raises LiteArgumentError, and LiteError for an unknown name."""
+    """Replace the key of a decryption method. Raises LiteArgumentError, and LiteError for an unknown name."""
     call = "update_decryption_key"
     name, secret = text(call, "decryption_name", decryption_name), _key(call, key)
     size = BUILT_IN_KEYS.get(decryption_name)
@@ -91,10 +94,13 @@ def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> N
 
 
 def damage(decryption_name: str, data: memoryview) -> str | None:
-    """Return why ``data`` cannot be the output of a built-in encryption method; None if it can, and for other methods.
+    """Return a reason not to decrypt ``data``, if no built-in method could have written it; else None.
 
-    The library itself does not check the sizes. AES_default writes an initialisation vector of 16 bytes, blocks of 16
-    bytes, and the model's size in 8 bytes. The RC4 methods write words of 8 bytes; the last word is a checksum."""
+    A method that the user registered always gets None. The library itself does not check the size of ``data``.
+    AES_default
+    writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8 bytes. The RC4 methods
+    write
+    words of 8 bytes; the last word is a checksum."""
     if decryption_name == "AES_default":
         body = len(data) - 24
         if body < 16 or body % 16:
@@ -108,7 +114,7 @@ def damage(decryption_name: str, data: memoryview) -> str | None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Wrap the loading of a model. Raises LiteCallbackError if a decryption function raised in this thread."""
+    """Wrap the loading of a model. Raises LiteCallbackError if a decryption function raises in this thread."""
     _thread.failure = None
     try:
         yield

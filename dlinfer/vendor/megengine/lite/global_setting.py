@@ -1,4 +1,4 @@
-"""LiteGlobal, and the log level."""
+"""LiteGlobal, which has the settings of the process, and the functions for the log level."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 
 
 def set_log_level(level: int) -> None:
-    """Set the lowest level that the library prints. Raises LiteArgumentError."""
+    """Let the library print messages of ``level`` and above. Raises LiteArgumentError."""
     library().call("set_log_level", member("set_log_level", "level", LiteLogLevel, level))
 
 
@@ -29,17 +29,19 @@ class LiteGlobal:
 
     @staticmethod
     def set_loader_lib_path(path: str | os.PathLike[str]) -> None:
-        """Load a vendor's loader, a shared library with ``mgb_c_opr_init``. The loader's code runs in this process."""
+        """Load a hardware vendor's loader, a shared library with the function ``mgb_c_opr_init``, into this process."""
         library().call("set_loader_lib_path", existing("set_loader_lib_path", path))
 
     @staticmethod
     def set_persistent_cache(path: str | os.PathLike[str], always_sync: bool = False) -> None:
-        """Read the chosen algorithms from a file, which may be missing. always_sync: write the file at each change."""
+        """Set the file that caches the algorithms chosen for ops, and read it if it exists.
+
+        always_sync: write the file at each new choice."""
         library().call("set_persistent_cache", writable("set_persistent_cache", path), int(always_sync))
 
     @staticmethod
     def dump_persistent_cache(path: str | os.PathLike[str]) -> None:
-        """Write the chosen algorithms to a file."""
+        """Write the algorithms chosen for ops to a file."""
         library().call("dump_persistent_cache", writable("dump_persistent_cache", path))
 
     @staticmethod

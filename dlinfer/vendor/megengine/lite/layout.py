@@ -11,15 +11,16 @@ from dlinfer.vendor.megengine.lite.binding.dtypes import lite_type, numpy_type
 
 _PLACES = 7
 _MOST_DIMENSIONS = 6
-"""The most dimensions that the library takes. Its structure could hold one more."""
+"""The greatest number of dimensions that the library takes. The C structure has room for one more."""
 
 
 class LiteLayout(ctypes.Structure):
-    """A tensor's sizes and element type; a C structure, passed by value.
+    """A tensor's sizes and element type. It is a C structure, passed by value.
 
     shape: up to 6 sizes; None for an unknown layout. dtype: anything that ``lite_type`` takes; float32 by default.
-    Readable: ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number), ``dtype`` (the numpy type).
-    Writable: ``shapes`` and ``data_type``. Raises LiteArgumentError."""
+    Readable are ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number) and ``dtype`` (the numpy
+    type).
+    Writable are ``shapes`` and ``data_type``. A wrong value raises LiteArgumentError."""
 
     _fields_ = [
         ("_shapes", ctypes.c_size_t * _PLACES),
@@ -51,7 +52,7 @@ class LiteLayout(ctypes.Structure):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of a contiguous tensor with this layout; 0 for an unknown layout."""
+        """The size in bytes of a contiguous tensor with this layout; 0 for an unknown layout."""
         count = int(np.prod(self.shapes, dtype=np.int64)) if self.ndim else 0
         return count * np.dtype(self.dtype).itemsize
 
@@ -68,12 +69,14 @@ class LiteLayout(ctypes.Structure):
 
 
 def array_at(address: int, layout: LiteLayout, holds: Any = None) -> np.ndarray:
-    """Return the memory at an address as an array, which keeps ``holds`` alive. layout: of at least 1 byte."""
+    """Return the memory at an address as an array, without a copy.
+
+    layout: the array's layout, with at least 1 byte. holds: an object that the array keeps alive."""
     memory = (ctypes.c_ubyte * layout.nbytes).from_address(address)
     vars(memory)["holds"] = holds  # the array keeps the ctypes object alive
     return np.frombuffer(memoryview(memory), layout.dtype).reshape(layout.shapes)
 
 
 def copied(layout: LiteLayout) -> LiteLayout:
-    """Return a copy of a layout that a caller passed, since the caller may change its own later."""
+    """Return a copy of a layout that a caller passed, since the caller may change the layout later."""
     return LiteLayout(layout.shapes, numpy_type(layout.data_type))

@@ -20,19 +20,19 @@ from dlinfer.vendor.megengine.lite.sharing import MemoryGroup
 from dlinfer.vendor.megengine.lite.tensor import Kept, LiteTensor
 
 _LOADS_ONCE = "a network gets a model only once, by load or share_weights_with; create another LiteNetwork"
-"""Why a network takes no second model: the library would load the first one again, and replace its tensors."""
+"""The reason to refuse a second model: the library would load the first model again and replace its tensors."""
 
 _PATIENCE = 10.0
 """Seconds that a finalizer waits for a network's run to end before it destroys the network."""
 
 _under_way: set["LiteNetwork"] = set()
-"""Networks in an asynchronous run: this set keeps them alive until it has ended."""
+"""Networks in an asynchronous run. This set keeps each network alive until its run has ended."""
 
 
 class LiteNetwork(NetworkSettings):
-    """A model that can be run. One thread at a time may use a network; different networks run in parallel.
+    """A model that can be run. One thread at a time may use a network, but different networks may run at once.
 
-    Methods raise LiteArgumentError and LiteError."""
+    All methods raise LiteArgumentError for a bad argument and LiteError if the library fails."""
 
     def __init__(self, config: LiteConfig | None = None, io: LiteNetworkIO | None = None) -> None:
         call = "LiteNetwork"
@@ -66,9 +66,11 @@ class LiteNetwork(NetworkSettings):
         weakref.finalize(self, _destroy, handle, kept, self._group, self._idle)
 
     def load(self, path: str | os.PathLike[str] | bytes) -> None:
-        """Load the network's only model, from a file's path or from bytes (dlinfer's extension).
+        """Load the model from a file's path or, as dlinfer's extension, from bytes. A network loads only one model.
 
-        Raises LiteModelError for a file that is missing, damaged, or does not decrypt to a model."""
+        Raises LiteModelError for a file that is missing or damaged, or does not decrypt to a model.
+        Raises LiteCallbackError if a decryption function raises.
+        Raises LiteError if the network already has a model."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             raise wrong("load", "path", "a path or bytes", type(path).__name__)
         shown = "of bytes" if isinstance(path, bytes) else os.fspath(path)
@@ -96,10 +98,12 @@ class LiteNetwork(NetworkSettings):
     # --- running it
 
     def forward(self) -> None:
-        """Start a run. It ends with ``wait``, or with the callback of ``async_with_callback``.
+        """Start a run, and end it by ``wait``.
 
-        Raises LiteError, LiteBusyError while a network with the same run-time memory runs, and LiteCallbackError if a
-        callback raised."""
+        An asynchronous run also ends with the callback of ``async_with_callback``.
+        Raises LiteBusyError while a network that shares this one's run-time memory runs.
+        Raises LiteCallbackError if a callback raised.
+        Raises LiteError if the library fails, inside the network's own callbacks, and during an asynchronous run."""
         self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
             detail = (
@@ -152,10 +156,12 @@ class LiteNetwork(NetworkSettings):
         return self._handle.value or 0
 
     def async_with_callback(self, async_callback: Callable[[], Any]) -> None:
-        """Let ``forward`` return at once; ``async_callback()`` is called when the run has ended.
+        """Let ``forward`` return at once, and call ``async_callback()`` when the run has ended.
 
-        A thread of the library calls it, and after it the finish callback, if there is one. If they raise, the next
-        ``wait`` or ``forward`` raises LiteCallbackError. Raises LiteError for a network whose runs are profiled."""
+        A thread of the library calls ``async_callback``, and then the finish callback if there is one. If one of these
+        callbacks raises, the next ``wait`` or ``forward`` raises LiteCallbackError. Raises LiteError if the network
+        writes a
+        profile of its runs."""
         call = "async_with_callback"
         if self._profiled:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)
@@ -164,17 +170,17 @@ class LiteNetwork(NetworkSettings):
         self._asynchronous = True
 
     def _callback_ended(self, callback: str) -> None:
-        """Mark an asynchronous run as ended if ``callback`` is the last kind of callback that the library calls."""
+        """Mark an asynchronous run as ended, if the library calls no kind of callback after ``callback``."""
         if self._asynchronous and self._last_callback == callback:
             self._end()
 
     def set_start_callback(self, start_callback: Callable[[TensorsByIo], Any]) -> None:
-        """Call ``start_callback(inputs)`` before each run, with a dict of LiteIO to LiteTensor."""
+        """Call ``start_callback(inputs)`` before each run. ``inputs`` is a dict from LiteIO to LiteTensor."""
         native = self._callbacks.with_tensors("set_start_callback", start_callback)
         library().call("set_start_callback", self._handle, native)
 
     def set_finish_callback(self, finish_callback: Callable[[TensorsByIo], Any]) -> None:
-        """Call ``finish_callback(outputs)`` after each run, with a dict of LiteIO to LiteTensor."""
+        """Call ``finish_callback(outputs)`` after each run. ``outputs`` is a dict from LiteIO to LiteTensor."""
         call = "set_finish_callback"
         native = self._callbacks.with_tensors(call, finish_callback)
         library().call(call, self._handle, native)
@@ -183,13 +189,15 @@ class LiteNetwork(NetworkSettings):
     # --- inputs and outputs
 
     def get_io_tensor(self, name: str, phase: int = LiteTensorPhase.LITE_IO) -> LiteTensor:
-        """Return an input or output, which the network owns. phase: which of them, if both have that name."""
+        """Return an input or output of the network, which owns the tensor.
+
+        phase: LITE_INPUT or LITE_OUTPUT chooses, if an input and an output have the same name."""
         call = "get_io_tensor"
         key = text(call, "name", name), member(call, "phase", LiteTensorPhase, phase)
         return self._tensor(name, library().ask(call, self._handle, *key, said=f"{call}({name!r})"))
 
     def _tensor(self, name: str, address: int) -> LiteTensor:
-        """Return the tensor of the network that is at this address. The network keeps alive what the tensor shares."""
+        """Wrap the network's tensor at this address. The network keeps alive the memory that the tensor shares."""
         kept = self._memory.setdefault((name, address), Kept())
         tensor = LiteTensor._of(ctypes.c_void_p(address), kept, owned=False)
         tensor.network = self
@@ -223,7 +231,9 @@ class LiteNetwork(NetworkSettings):
     # --- sharing
 
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
-        """Use ``src_network``'s model and share its weights, instead of ``load``. Both networks may run at once."""
+        """Use ``src_network``'s model and weights instead of a model of this network's own.
+
+        Both networks may run at once."""
         call = "share_weights_with"
         instance(call, "src_network", LiteNetwork, src_network)
         if self._begun:
@@ -233,9 +243,10 @@ class LiteNetwork(NetworkSettings):
         self._kept.append(src_network._kept)
 
     def share_runtime_memroy(self, src_network: "LiteNetwork") -> None:
-        """Share ``src_network``'s run-time memory: all memory but weights and graph. Raises LiteError after ``load``.
+        """Share ``src_network``'s run-time memory, which is all memory but weights and graph.
 
-        The two networks cannot run at once: ``forward`` raises LiteBusyError. (The name is spelt as documented.)"""
+        Call this before ``load``. After ``load`` it raises LiteError. The two networks cannot run at once: ``forward``
+        raises LiteBusyError. MegEngine's document spells the name like this."""
         call = "share_runtime_memroy"
         source = instance(call, "src_network", LiteNetwork, src_network)._with_graph(call)
         with self._group.joining(call, src_network._group):
@@ -244,7 +255,7 @@ class LiteNetwork(NetworkSettings):
 
 
 def _read(path: str | os.PathLike[str] | bytes) -> ctypes.Array[ctypes.c_char]:
-    """Return a model's bytes in memory that nothing else uses. Raises OSError."""
+    """Return a model's bytes in new memory. path: a file's path, or the bytes themselves. Raises OSError."""
     if isinstance(path, bytes):
         return (ctypes.c_char * len(path)).from_buffer_copy(path)
     with open(path, "rb") as file:
@@ -262,7 +273,9 @@ def _destroy(*arguments: Any) -> None:
 
 
 def _destroy_now(handle: ctypes.c_void_p, kept: Any, group: MemoryGroup, idle: threading.Event) -> None:
-    """Destroy a network after its run. ``kept`` refers to all that the library points to, until this returns."""
+    """Wait until the network's run has ended, then destroy the network.
+
+    kept: holds all that the library points to, so that it lives until this function returns."""
     idle.wait(_PATIENCE)
     library().call("destroy_network", handle)
     group.end(handle.value or 0)

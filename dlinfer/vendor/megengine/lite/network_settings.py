@@ -1,4 +1,4 @@
-"""A network's settings: device, threads, choice of algorithms, profiles and dumps."""
+"""A network's settings: its device and threads, the choice of algorithms, profiles, and dumps."""
 
 import ctypes
 import os
@@ -10,10 +10,10 @@ from dlinfer.vendor.megengine.lite.binding.library import library
 _ALL_STRATEGIES = 15
 
 _MOST_THREADS = 1024
-"""The most threads that a network may have. If the system cannot start one, the library ends the process."""
+"""The greatest number of threads of a network. If the system cannot start a thread, the library ends the process."""
 
 _UNRECORDED, _GRAPH_FREED = 0, 2
-"""Two values of the option comp_node_seq_record_level: runs are not recorded; the first run frees the graph."""
+"""Two values of the option comp_node_seq_record_level. 0: runs are not recorded. 2: the first run frees the graph."""
 
 
 ASYNCHRONOUS_PROFILE = (
@@ -23,7 +23,7 @@ ASYNCHRONOUS_PROFILE = (
 
 
 class NetworkSettings:
-    """The part of LiteNetwork that changes its settings. LiteNetwork sets the attributes below."""
+    """The settings of a LiteNetwork, as its base class. LiteNetwork assigns the attributes below."""
 
     _handle: ctypes.c_void_p
     _record_level: int  # its option comp_node_seq_record_level
@@ -32,7 +32,9 @@ class NetworkSettings:
     _profiled: bool  # whether a profile is written
 
     def _with_graph(self, call: str) -> ctypes.c_void_p:
-        """Return the handle, for a call that reads the graph. Raises LiteError if the first run has freed the graph."""
+        """Return the network's handle to a method that reads the graph. Raises LiteError if a run has freed the graph.
+
+        call: the method's name, for the error."""
         if self._started and self._record_level == _GRAPH_FREED:
             detail = "comp_node_seq_record_level=2 freed the graph at the first run; make this call before"
             raise LiteError(call=call, detail=detail)
@@ -69,11 +71,11 @@ class NetworkSettings:
         library().call("set_cpu_threads_number", self._handle, number)
 
     def is_cpu_inplace_mode(self) -> bool:
-        """Return whether the network runs in the thread that calls it, with no other thread."""
+        """Return whether the network runs only in the thread that calls it."""
         return bool(library().ask("is_cpu_inplace_mode", self._handle))
 
     def enable_cpu_inplace_mode(self) -> None:
-        """Run in the thread that calls the network, with no other: quicker on one core. Call it before ``load``.
+        """Run the network only in the thread that calls it, which is quicker on one core.
 
         Raises LiteError after ``load``."""
         library().call("set_cpu_inplace_mode", self._handle, said="enable_cpu_inplace_mode")
@@ -85,10 +87,11 @@ class NetworkSettings:
     # --- algorithms, measuring, dumps
 
     def enable_profile_performance(self, profile_file: str | os.PathLike[str]) -> None:
-        """Write the time of each op to a JSON file, at each run.
+        """Write the time of each op to a JSON file at each run.
 
-        Raises LiteError if runs are recorded (comp_node_seq_record_level): recorded runs have no such times. Also
-        raises it if runs are asynchronous: the library would hang."""
+        Raises LiteError if runs are recorded (comp_node_seq_record_level), since the library does not time recorded
+        ops.
+        Raises LiteError if runs are asynchronous, since the library would hang."""
         call = "enable_profile_performance"
         if self._record_level != _UNRECORDED:
             detail = "recorded runs (comp_node_seq_record_level) have no profile"
@@ -99,7 +102,9 @@ class NetworkSettings:
         self._profiled = True
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Limit an algorithm's workspace, in bytes. Raises LiteError before ``load`` and after the first run."""
+        """Limit the workspace of each algorithm to ``size_limit`` bytes.
+
+        Raises LiteError before ``load`` and after the first run."""
         call = "set_network_algo_workspace_limit"
         limit = whole(call, "size_limit", size_limit, 0, 2**63 - 1)
         library().call(call, self._with_graph(call), limit)
@@ -107,10 +112,11 @@ class NetworkSettings:
     def set_network_algo_policy(
         self, policy: int, shared_batch_size: int = 0, binary_equal_between_batch: bool = False
     ) -> None:
-        """Set the way to choose algorithms. Call it before ``load``; later the library warns, and may keep some.
+        """Set how the library chooses an algorithm for each op. Call this before ``load``.
 
-        policy: LiteAlgoSelectStrategy, members combined by ``|``. shared_batch_size: the batch size to choose for; 0
-            means the model's.
+        After ``load`` the library prints a warning, and some ops may keep their algorithms.
+        policy: members of LiteAlgoSelectStrategy, combined by ``|``.
+        shared_batch_size: the batch size to choose algorithms for; 0 means the model's batch size.
         binary_equal_between_batch: whether equal samples of a batch must give the same result bit for bit."""
         call = "set_network_algo_policy"
         if not isinstance(policy, int) or not 0 < policy <= _ALL_STRATEGIES:
@@ -121,12 +127,12 @@ class NetworkSettings:
         library().call("set_network_algo_fastrun_config", handle, batch, equal, said=call)
 
     def io_txt_dump(self, txt_file: str | os.PathLike[str]) -> None:
-        """Write the inputs and outputs of all ops to one text file, at each run. Call it after ``load``."""
+        """Write the inputs and outputs of all ops to one text file at each run. Call this after ``load``."""
         call = "io_txt_dump"
         library().call("enable_io_txt_dump", self._dumped(call), writable(call, txt_file), said=call)
 
     def io_bin_dump(self, bin_dir: str | os.PathLike[str]) -> None:
-        """Write the inputs and outputs of all ops to a folder, a binary file for each. Creates the folder."""
+        """Write each input and output of all ops to a file in the folder ``bin_dir``, which is created if missing."""
         call = "io_bin_dump"
         library().call("enable_io_bin_dump", self._dumped(call), folder(call, bin_dir), said=call)
 
@@ -137,5 +143,7 @@ class NetworkSettings:
         return self._handle
 
     def get_static_memory_alloc_info(self, log_dir: str | os.PathLike[str] = "logs/test") -> None:
-        """Write the memory plan to files in a folder. Raises LiteLackError in builds without this function."""
+        """Write the plan of the network's memory to files in a folder.
+
+        Raises LiteLackError if this build cannot do it."""
         library().call("get_static_memory_alloc_info", self._handle, os.fsencode(log_dir))

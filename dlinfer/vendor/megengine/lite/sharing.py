@@ -1,4 +1,4 @@
-"""Groups of networks that share run-time memory. One network of a group runs at a time."""
+"""Groups of networks that share run-time memory. Only one network of a group can run at a time."""
 
 import contextlib
 import threading
@@ -10,14 +10,18 @@ _lock = threading.Lock()
 
 
 class MemoryGroup:
-    """The networks that share one run-time memory. Each network starts alone in a group; ``joining`` merges groups."""
+    """The networks that share one run-time memory. A new network is alone in its group; ``joining`` merges two groups.
+
+    The methods know a network by its handle, a number."""
 
     def __init__(self) -> None:
         self._joined: MemoryGroup | None = None
         self._running: int | None = None  # the network's handle
 
     def begin(self, network: int, call: str) -> None:
-        """Mark ``network`` as running. Raises LiteBusyError if another network of the group is running."""
+        """Mark ``network`` as running. Raises LiteBusyError if another network of the group runs.
+
+        call: the API function that starts the run, for the error."""
         with _lock:
             group = self._whole()
             if group._running not in (None, network):
@@ -25,7 +29,7 @@ class MemoryGroup:
             group._running = network
 
     def end(self, network: int) -> None:
-        """Mark ``network`` as idle; also called when it has been destroyed."""
+        """Mark ``network`` as idle, after its run or after its end."""
         with _lock:
             group = self._whole()
             if group._running == network:
@@ -33,9 +37,9 @@ class MemoryGroup:
 
     @contextlib.contextmanager
     def joining(self, call: str, other: "MemoryGroup") -> Iterator[None]:
-        """Merge this group with another one if the ``with`` block succeeds. No network can start to run meanwhile.
+        """Merge this group with ``other`` at the end of the ``with`` block, unless the block raises.
 
-        Raises LiteBusyError if a network of either group is running."""
+        No network can start a run during the block. Raises LiteBusyError if a network of either group runs."""
         with _lock:
             mine, others = self._whole(), other._whole()
             if mine._running is not None or others._running is not None:

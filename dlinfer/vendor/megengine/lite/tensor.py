@@ -1,4 +1,4 @@
-"""LiteTensor: memory on a device, with a layout."""
+"""LiteTensor: memory on a device, with sizes and an element type."""
 
 import ctypes
 import weakref
@@ -27,17 +27,20 @@ class _Description(ctypes.Structure):
 
 @dataclass
 class Kept:
-    """Keeps an object alive while a tensor uses its memory. data: that object, such as an array; None without one."""
+    """Keeps alive the object whose memory a tensor uses.
+
+    data: the object, such as an ndarray; None if there is none."""
 
     data: Any = None
 
 
 class LiteTensor:
-    """A tensor. Its memory is allocated when it is first used.
+    """A tensor. The library allocates its memory at the first use.
 
-    layout: its LiteLayout; or pass ``shapes`` and ``dtype`` instead. device_type, device_id: its device.
-    is_pinned_host: whether host memory is page-locked for a device.
-    Raises LiteArgumentError, and LiteError for a device that this machine lacks."""
+    layout: its sizes and element type; ``shapes`` and ``dtype`` may be passed instead.
+    device_type, device_id: its device.
+    is_pinned_host: whether its memory is page-locked host memory, which a device can read.
+    Raises LiteArgumentError for a bad argument, and LiteError for a device that this machine lacks."""
 
     def __init__(
         self,
@@ -60,7 +63,9 @@ class LiteTensor:
 
     @classmethod
     def _of(cls, handle: ctypes.c_void_p, kept: Kept, *, owned: bool) -> "LiteTensor":
-        """Wrap a tensor that the library created. owned: whether to destroy it together with this object."""
+        """Wrap a tensor that the library created. owned: whether the library's tensor is destroyed with this object.
+
+        kept: keeps alive the memory that the tensor uses."""
         tensor = cls.__new__(cls)
         tensor._adopt(handle, kept, owned=owned)
         return tensor
@@ -78,7 +83,7 @@ class LiteTensor:
 
     @property
     def layout(self) -> LiteLayout:
-        """A copy of the tensor's layout. Assign a LiteLayout, or a list of sizes, to change the tensor's own."""
+        """A copy of the tensor's layout. To change the tensor's layout, assign a LiteLayout or a list of sizes."""
         layout = LiteLayout()
         library().call("get_tensor_layout", self._handle, ctypes.byref(layout))
         return layout
@@ -99,7 +104,7 @@ class LiteTensor:
 
     @property
     def is_pinned_host(self) -> bool:
-        """Whether the tensor's host memory is page-locked for a device."""
+        """Whether the tensor's memory is page-locked host memory."""
         return bool(library().ask("is_pinned_host", self._handle))
 
     @property
@@ -121,7 +126,9 @@ class LiteTensor:
         return library().ask("get_tensor_total_size_in_byte", self._handle)
 
     def update(self) -> None:
-        """Check that the library accepts the tensor. Does nothing else: each property asks the library anew."""
+        """Check that the library accepts the tensor.
+
+        There is nothing to update: each property asks the library anew."""
         library().call("get_tensor_layout", self._handle, ctypes.byref(LiteLayout()))
 
     def __repr__(self) -> str:
@@ -129,13 +136,15 @@ class LiteTensor:
         return f"LiteTensor({self.layout!r}, {place}, is_pinned_host={self.is_pinned_host})"
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """Return the address of the tensor's memory. Allocates the memory if it has none yet."""
+        """Return the address of the tensor's memory, and allocate the memory if it is missing."""
         return ctypes.c_void_p(library().ask("get_tensor_memory", self._handle, said="get_ctypes_memory"))
 
     # --- changes
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Change the sizes, but not the elements. Raises LiteArgumentError if the number of elements would differ."""
+        """Change the sizes but keep the elements.
+
+        Raises LiteArgumentError unless ``shape`` has the same number of elements."""
         sizes = LiteLayout(shape).shapes
         now = self.layout.shapes
         if np.prod(sizes, dtype=np.int64) != np.prod(now, dtype=np.int64):
@@ -146,9 +155,9 @@ class LiteTensor:
     def slice(
         self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
     ) -> "LiteTensor":
-        """Return a view of a part of the tensor, which may be non-contiguous.
+        """Return a view of a part of the tensor. The view may be non-contiguous.
 
-        start, end, step: one number for each of the first dimensions; None means steps of 1.
+        start, end, step: one number for each of the first ``len(start)`` dimensions. ``step`` None means steps of 1.
         Raises LiteArgumentError for a part out of bounds."""
         first, last = _numbers("slice", "start", start), _numbers("slice", "end", end)
         every = [1] * len(first) if step is None else _numbers("slice", "step", step)
@@ -170,7 +179,9 @@ class LiteTensor:
         library().call("tensor_fill_zero", self._handle, said="fill_zero")
 
     def copy_from(self, src_tensor: "LiteTensor") -> None:
-        """Copy another tensor's elements into this one, which takes its layout if they differ."""
+        """Copy ``src_tensor``'s elements into this tensor.
+
+        If the two layouts differ, this tensor takes ``src_tensor``'s."""
         instance("copy_from", "src_tensor", LiteTensor, src_tensor)
         source = src_tensor.layout
         if source != self.layout:
@@ -180,7 +191,7 @@ class LiteTensor:
         library().call("tensor_copy", self._handle, src_tensor._handle, said="copy_from")
 
     def share_memory_with(self, src_tensor: "LiteTensor") -> None:
-        """Use another tensor's memory, with its layout and device."""
+        """Use ``src_tensor``'s memory, and take its layout and device."""
         instance("share_memory_with", "src_tensor", LiteTensor, src_tensor)
         if self._fixed_type and src_tensor.layout.data_type != self.layout.data_type:
             raise wrong("share_memory_with", "src_tensor", f"dtype of {self.layout}", src_tensor.layout)
@@ -192,10 +203,14 @@ class LiteTensor:
     def set_data_by_copy(self, data: Any, data_length: int = 0, layout: LiteLayout | None = None) -> None:
         """Copy data into the tensor, which must be on the CPU or page-locked.
 
-        data: one of three kinds. A list is copied over the first elements; the layout stays. An ndarray is copied
-            whole; if its size in bytes differs from the tensor's, the tensor takes its layout. From a c_void_p, the
-            tensor's size in bytes is copied: ``data_length`` must equal it, or ``layout`` gives a new one.
-        Raises LiteArgumentError. ``dtypes`` lists the conversions."""
+        data: a list, an ndarray or a c_void_p. A list's numbers replace the tensor's first elements. An ndarray is
+            copied
+            whole; if its size in bytes differs from the tensor's, the tensor takes the ndarray's layout. From the
+            address in
+            a c_void_p, as many bytes are copied as the tensor has.
+        data_length: for a c_void_p without ``layout``, the tensor's size in bytes.
+        layout: the tensor's new layout; None keeps the old one, except for an ndarray of another size.
+        Raises LiteArgumentError. The module ``dtypes`` lists the conversions."""
         call = "set_data_by_copy"
         self._for_host(call)
         if layout is not None:
@@ -220,9 +235,11 @@ class LiteTensor:
     def set_data_by_share(self, data: Any, length: int = 0, layout: LiteLayout | None = None) -> None:
         """Use the caller's memory without a copy.
 
-        data: a contiguous ndarray, which is kept alive, for a tensor on the CPU or page-locked. Or a c_void_p: its
-            memory must be on the tensor's device and exist as long as the tensor uses it.
-        length, layout: mean what ``data_length`` and ``layout`` mean in set_data_by_copy.
+        data: a contiguous ndarray, or a c_void_p. An ndarray needs a tensor that is on the CPU or page-locked, and is
+            kept
+            alive. The memory at a c_void_p must be on the tensor's device and exist as long as the tensor uses it.
+        length: for a c_void_p without ``layout``, the tensor's size in bytes.
+        layout: the tensor's new layout; None keeps the old one, except for an ndarray of another size.
         Raises LiteArgumentError."""
         call = "set_data_by_share"
         if layout is not None:
@@ -240,9 +257,11 @@ class LiteTensor:
         self._kept.data = data
 
     def _fit(self, call: str, values: np.ndarray, layout: LiteLayout | None) -> None:
-        """Set the tensor's layout for an array: ``layout`` or, if that is None, the tensor's own or the array's.
+        """Give the tensor a layout for the array ``values``. layout: the new layout, which the array must have.
 
-        The tensor keeps its own if the sizes in bytes are equal. Raises LiteArgumentError if the types differ then."""
+        If ``layout`` is None, the tensor keeps its own layout for an array of as many bytes, and otherwise takes the
+        array's.
+        Raises LiteArgumentError if dtypes differ where the tensor keeps its layout."""
         if layout is not None:
             if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
                 raise wrong(call, "layout", f"one of {values.dtype} {values.shape}", layout)
@@ -282,10 +301,11 @@ class LiteTensor:
     # --- data out
 
     def get_data_by_share(self) -> np.ndarray:
-        """Return the tensor's memory as an ndarray, without a copy: later writes and the next run change the array.
+        """Return the tensor's memory as an ndarray without a copy. Later writes and the next run change the array.
 
-        The memory exists as long as the array does, even if the tensor gets other memory. Raises LiteArgumentError for
-        a tensor that is not contiguous or not on the host."""
+        The memory exists as long as the array does, even if the tensor is given other memory. Raises LiteArgumentError
+        unless
+        the tensor is contiguous and on the host."""
         self._for_host("get_data_by_share")
         layout = self.layout
         if not self.nbytes:

@@ -1,4 +1,4 @@
-"""TensorBatchCollector: collects samples into one batch tensor."""
+"""TensorBatchCollector: a batch tensor that is filled with samples."""
 
 import ctypes
 import threading
@@ -19,10 +19,12 @@ _wrong = partial(wrong, "TensorBatchCollector")
 
 
 class TensorBatchCollector:
-    """A batch that is filled sample by sample. Several threads may fill it.
+    """A batch tensor that is filled sample by sample. Several threads may fill it.
 
-    shape: sizes of the whole batch. dtype, device_type, device_id, is_pinned_host: the batch's tensor; by default int8
-        on CUDA. tensor: use this tensor of sizes ``shape`` instead, with its own dtype and device.
+    The batch has one place for each sample, numbered from 0.
+    shape: the sizes of the whole batch.
+    dtype, device_type, device_id, is_pinned_host: those of the batch tensor; int8 on CUDA by default.
+    tensor: the tensor to fill, with the sizes ``shape``. Its own dtype and device replace the arguments above.
     Raises LiteArgumentError and LiteError."""
 
     def __init__(
@@ -49,7 +51,7 @@ class TensorBatchCollector:
         self._free = list(range(self._count))
 
     def collect_id(self, array: np.ndarray | LiteTensor, batch_id: int) -> None:
-        """Copy a sample to place ``batch_id`` of the batch. Warns if the place is taken, and overwrites it."""
+        """Copy a sample to place ``batch_id`` of the batch. If the place is taken, warn and overwrite it."""
         self._check(array)
         batch_id = self._place("batch_id", batch_id)
         with self._lock:
@@ -61,12 +63,14 @@ class TensorBatchCollector:
         self._copy(array, batch_id)
 
     def collect(self, array: np.ndarray | LiteTensor) -> int:
-        """Copy a sample to the first free place and return the place's number. If none is free, warn and return -1."""
+        """Copy a sample to the first free place and return the number of the place.
+
+        If no place is free, warn and return -1."""
         self._check(array)
         return self._collected(array)
 
     def collect_by_ctypes(self, data: ctypes.c_void_p, length: int) -> int:
-        """Copy a sample of ``length`` bytes from an address to the first free place. Returns what ``collect`` does."""
+        """Copy a sample of ``length`` bytes from an address to the first free place. Return the same as ``collect``."""
         if not isinstance(data, ctypes.c_void_p) or not data.value:
             raise _wrong("data", "a c_void_p with an address", data)
         if length != self._sample.nbytes:
@@ -74,7 +78,9 @@ class TensorBatchCollector:
         return self._collected(array_at(data.value, self._sample))
 
     def free(self, indexes: Iterable[int]) -> None:
-        """Make places free again. Warns about places that are free already."""
+        """Mark places as free again, and warn about each place that was free already.
+
+        indexes: the numbers of the places."""
         if not isinstance(indexes, Iterable):
             raise _wrong("indexes", "a list of place numbers", indexes)
         places = [self._place("indexes", index) for index in indexes]
@@ -103,7 +109,7 @@ class TensorBatchCollector:
         return place
 
     def _check(self, array: Any) -> None:
-        """Raise LiteArgumentError unless a sample has the batch's type and the sizes of one sample."""
+        """Raise LiteArgumentError unless the sample ``array`` has the batch's dtype and the sizes of one sample."""
         if isinstance(array, LiteTensor):
             layout = array.layout
         elif isinstance(array, np.ndarray):
@@ -114,7 +120,7 @@ class TensorBatchCollector:
             raise _wrong("array", f"a sample of {self._sample!r}", layout)
 
     def _copy(self, array: np.ndarray | LiteTensor, place: int) -> None:
-        """Copy a sample to a place. As documented, arrays are copied by set_data_by_copy, tensors by copy_from."""
+        """Copy a sample to a place: an ndarray by set_data_by_copy, a LiteTensor by copy_from, as documented."""
         part = self._tensor.slice([place], [place + 1])
         part.reshape(self._sample.shapes or [1])
         if isinstance(array, LiteTensor):

@@ -1,4 +1,6 @@
-"""Translations of torch's ops into a node list: ``translate`` adds a node, ``refusal`` says why it cannot be added."""
+"""Translations of torch's ops into a node list.
+
+``translate`` adds a node to the list. ``refusal`` gives the reason if a node has no translation."""
 
 import operator
 from collections.abc import Callable
@@ -21,9 +23,9 @@ from dlinfer.vendor.megengine.translations.table import TABLE
 
 
 def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Add a node to the list. Return its result, or the list of its results. Raises UntranslatableError.
+    """Translate a node of a graph into the list. Return its result, or a list of results. Raises UntranslatableError.
 
-    value_of: returns the result of an earlier node."""
+    value_of: a function that returns the result of an earlier node."""
     if node.target is operator.getitem:
         return value_of(node.all_input_nodes[0])[node.args[1]]
     function = TABLE.get(overload(node))
@@ -34,7 +36,9 @@ def translate(writer: NodeList, node: fx.Node, value_of: Callable[[fx.Node], Any
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node has no translation; None if it has one. Translates the node alone, into a new list."""
+    """Return a reason not to run a node in MegEngine, if it has no translation; else None.
+
+    To find out, the function translates the node alone into a new list."""
     writer, values = NodeList(), {}
 
     def value_of(parent: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""Activations, and dlinfer's gated ones."""
+"""Translations of activations, and of dlinfer's gated activations."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons, element by element."""
+"""Translations of elementwise arithmetic and comparisons."""
 
 import math
 from typing import Any
@@ -19,7 +19,9 @@ from dlinfer.vendor.megengine.translations.table import (
 
 
 def _elementwise(kind: str, dtype: torch.dtype | None = None) -> Translation:
-    """Return a translation to the op ``kind`` of one or two operands. ``alpha`` multiplies the last operand."""
+    """Return a translation to the node ``kind``, which has one or two operands.
+
+    ``alpha`` multiplies the last operand."""
 
     def write(writer: NodeList, result: Tensor, alpha: float = 1, **operands: Any) -> Value:
         *first, last = operands.values()

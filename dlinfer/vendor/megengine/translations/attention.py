@@ -1,4 +1,4 @@
-"""Attention, decomposed into scores, mask, softmax and the product with the values."""
+"""Translation of attention into scores, a mask, a softmax, and the product with the values."""
 
 import math
 
@@ -57,9 +57,10 @@ def _attention(
 
 
 def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: bool) -> Value:
-    """Return the softmax of the visible scores over the last dimension; zeros for a row without visible scores.
+    """Return the softmax of the visible scores over the last dimension. A row without visible scores gives zeros.
 
-    condition: True where a score is visible or, if ``seen`` is False, where it is hidden. None hides nothing."""
+    condition: a bool tensor that is True where a score is visible; if ``seen`` is False, where a score is hidden. None
+        means that all scores are visible."""
     if condition is None:
         return writer.op("softmax", scores, like=scores, axis=len(scores.shape) - 1)
     zeros, low = full(writer, scores, 0.0), full(writer, scores, -1e30)
@@ -77,7 +78,7 @@ def _weights(writer: NodeList, scores: Value, condition: Value | None, seen: boo
 
 
 def _repeated(writer: NodeList, heads: Value, count: int) -> Value:
-    """Repeat each head so that there are ``count`` heads. The copies of a head are neighbours."""
+    """Repeat each head of ``heads`` until there are ``count`` heads. The copies of a head lie side by side."""
     *batch, few, length, size = heads.shape
     apart = reshaped(writer, heads, (*batch, few, 1, length, size))
     many = broadcast(writer, apart, (*batch, few, count // few, length, size))

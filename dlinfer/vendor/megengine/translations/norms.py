@@ -1,4 +1,4 @@
-"""Reductions and norms."""
+"""Translations of reductions and norms."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from dlinfer.vendor.megengine.translations.table import Translation, aten, ours,
 
 
 def reduce(writer: NodeList, kind: str, value: Value, dims: Sequence[int], keepdim: bool) -> Value:
-    """Reduce some dimensions. kind: "sum", "mean", "max" or "min"."""
+    """Reduce the dimensions ``dims`` of a value. kind: "sum", "mean", "max" or "min"."""
     axes = sorted({dim % len(value.shape) for dim in dims})
     shape = [1 if axis in axes else size for axis, size in enumerate(value.shape)]
     if not keepdim:

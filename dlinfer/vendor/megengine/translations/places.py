@@ -1,4 +1,4 @@
-"""Views, and ops that only move elements."""
+"""Translations of views, and of ops that only move elements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def _expand(writer: NodeList, result: Tensor, self: Value, **_: Any) -> Value:
 
 
 def part(writer: NodeList, value: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
-    """Return value[start:stop:step] along one dimension."""
+    """Return value[start:stop:step] in the dimension ``dim``."""
     axis = dim % len(value.shape)
     count = len(range(start, stop, step))
     shape = [count if index == axis else size for index, size in enumerate(value.shape)]

@@ -1,4 +1,4 @@
-"""Matrix products, linear layers, convolutions and embeddings."""
+"""Translations of matrix products, linear layers, convolutions and embeddings."""
 
 import math
 from collections.abc import Sequence
@@ -53,9 +53,10 @@ def _matmul(writer: NodeList, result: Tensor, **arguments: Value) -> Value:
 def product(
     writer: NodeList, left: Value, right: Value, shape: tuple[int, ...], transpose: bool = False
 ) -> Value:
-    """Return the matrix product of batches. MegEngine takes at most three dimensions, so batches are flattened.
+    """Return the matrix product of two batches.
 
-    shape: sizes of the result. transpose: multiply by the transpose of ``right``."""
+    MegEngine takes at most three dimensions, so the batch is one dimension.
+    shape: the sizes of the result. transpose: whether to multiply by the transpose of ``right``."""
     if len(shape) == 2:
         return writer.op("matmul", left, right, like=shape, transpose_b=transpose)
     batch = shape[:-2]

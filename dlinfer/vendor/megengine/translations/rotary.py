@@ -1,4 +1,4 @@
-"""Rotary position embedding, decomposed."""
+"""Translation of rotary position embedding."""
 
 from torch import Tensor
 
@@ -15,7 +15,9 @@ def _rotary(
 
 
 def _rotated(writer: NodeList, x: Value, cos: Value, sin: Value) -> Value:
-    """Return x * cos + (-b, a) * sin; a and b are the halves of x's last dimension. cos, sin: a row for each token."""
+    """Return x * cos + (-b, a) * sin, where a and b are the halves of x's last dimension.
+
+    cos, sin: one row for each token."""
     size = x.shape[-1]
     first, second = (part(writer, x, -1, start, start + size // 2) for start in (0, size // 2))
     turned = writer.op("concat", writer.op("neg", second, like=second), first, like=x, axis=len(x.shape) - 1)

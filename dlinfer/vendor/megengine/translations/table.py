@@ -1,7 +1,7 @@
 """The table of translations, and helpers for them.
 
-A translation adds one of torch's ops to a node list. It is a function of the list, the fake of the node's result, and
-the op's arguments by name. For a call that it does not serve it raises UntranslatableError with the reason."""
+A translation is a function that adds one of torch's ops to a node list. It takes the list, the fake tensor of the op's
+result, and the op's arguments by name. For arguments that it does not support it raises UntranslatableError."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,9 +20,9 @@ TABLE: dict[Any, Translation] = {}
 
 
 def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], Translation]:
-    """Register a function as the translation of overloads. All tensors must be float32, unless ``mixed`` is True.
+    """Decorate a function as the translation of the overloads ``targets``.
 
-    In that case the function itself checks dtypes."""
+    mixed: False refuses every tensor argument that is not float32. True leaves the check of dtypes to the function."""
 
     def register(function: Translation) -> Translation:
         def of_floats(writer: NodeList, result: Any, **arguments: Any) -> Any:
@@ -36,12 +36,12 @@ def translation(*targets: Any, mixed: bool = False) -> Callable[[Translation], T
 
 
 def defaults(names: str) -> list[Any]:
-    """Return the overload ``default`` of each of aten's ops with these names, which spaces separate."""
+    """Return the ``default`` overload of each aten op in ``names``, which is separated by spaces."""
     return [getattr(aten, name).default for name in names.split()]
 
 
 def float32(*values: Any) -> None:
-    """Raise UntranslatableError if a value, also in a list, is a tensor that is not float32."""
+    """Raise UntranslatableError for a tensor that is not float32. values: a list among them is searched too."""
     for value in values:
         if isinstance(value, (list, tuple)):
             float32(*value)
@@ -51,7 +51,7 @@ def float32(*values: Any) -> None:
 
 
 def truth(writer: NodeList, value: Value) -> Value:
-    """Return a condition as a bool of MegEngine. An input of bool arrives as bytes, which are compared with 0."""
+    """Return a torch bool as MegEngine's bool. An input of the network arrives as bytes, so it is compared with 0."""
     if value.dtype != torch.bool:
         raise UntranslatableError("a condition is not bool")
     if any(value.name == name for name, _, _ in writer.inputs):
@@ -68,13 +68,15 @@ def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
 
 
 def full(writer: NodeList, like: Any, value: float) -> Value:
-    """Fill a tensor of ``like``'s sizes with a number. Arithmetic on ``like`` would spread its NaN and infinities."""
+    """Return a tensor of ``like``'s sizes that is filled with a number.
+
+    Arithmetic on ``like`` would not do, since it keeps NaN and infinities."""
     sizes = [int(size) for size in like.shape]
     return writer.op("full", like=like, dtype=torch.float32, value=value, shape=sizes)
 
 
 def movable(writer: NodeList, value: Value) -> Value:
-    """Return a value for ops that move elements: float32, or bool as MegEngine's bool. Raises UntranslatableError."""
+    """Return a value for an op that only moves elements: float32, or MegEngine's bool. Raises UntranslatableError."""
     if value.dtype == torch.bool:
         return truth(writer, value)
     float32(value)

@@ -1,1 +1,1 @@
-"""The C library behind MegEngine Lite: loading it, calling it, and checking its arguments and answers."""
+"""The binding of MegEngine Lite's C library: it loads and calls the library, and checks arguments and results."""

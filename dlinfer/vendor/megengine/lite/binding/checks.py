@@ -1,4 +1,6 @@
-"""Checks of arguments before the library is called. ``call`` and ``argument`` are their names in errors."""
+"""Checks of a user's arguments before the library is called.
+
+In each function ``call`` is the name of the API function, and ``argument`` the name of its argument, for the error."""
 
 import operator
 import os
@@ -18,7 +20,7 @@ def wrong(call: str, argument: str, expected: str, actual: Any) -> LiteArgumentE
 
 
 def member(call: str, argument: str, kind: type[Member], value: Any) -> Member:
-    """Return a member of an enumeration. value: the member, or its number. Raises LiteArgumentError."""
+    """Return the member of the enumeration ``kind`` for a member or a number. Raises LiteArgumentError."""
     try:
         return kind(value)
     except ValueError:
@@ -48,7 +50,7 @@ def text(call: str, argument: str, value: Any) -> bytes:
 
 
 def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return an integer of Python or numpy as an int if it is from ``least`` to ``most``. Raises LiteArgumentError."""
+    """Return a Python or numpy integer as an int. Raises LiteArgumentError unless it is from ``least`` to ``most``."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -59,21 +61,23 @@ def whole(call: str, argument: str, value: Any, least: int = 0, most: int = 2**3
 
 
 def existing(call: str, path: Any) -> bytes:
-    """Return the absolute path of a file if it exists. Raises LiteArgumentError."""
+    """Return the absolute path of an existing file. Raises LiteArgumentError if there is no such file."""
     if not _path(call, path).is_file():
         raise wrong(call, "path", "a file", os.fspath(path))
     return os.fsencode(Path(path).absolute())
 
 
 def writable(call: str, path: Any) -> bytes:
-    """Return the path of a file in an existing folder. Raises LiteArgumentError: the library would fail silently."""
+    """Return the path of a file to write. Raises LiteArgumentError if its folder is missing.
+
+    The library itself would not report a missing folder."""
     if not _path(call, path).absolute().parent.is_dir():
         raise wrong(call, "path", "a file in an existing folder", os.fspath(path))
     return os.fsencode(path)
 
 
 def folder(call: str, path: Any) -> bytes:
-    """Return the path of a folder, created if missing. Raises LiteArgumentError."""
+    """Return the path of a folder, and create the folder if it is missing. Raises LiteArgumentError."""
     try:
         _path(call, path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

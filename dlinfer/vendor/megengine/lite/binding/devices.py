@@ -1,4 +1,6 @@
-"""Checks that a device is there before it is used: an Atlas tensor without an Atlas crashes the process at its exit."""
+"""Checks that this machine has a device before the library uses the device.
+
+Without the check, a tensor on an Atlas device that is not there would crash the process at its exit."""
 
 from dlinfer.vendor.megengine.errors import LiteError
 from dlinfer.vendor.megengine.lite.binding.checks import member
@@ -6,19 +8,22 @@ from dlinfer.vendor.megengine.lite.binding.enums import LiteDeviceType
 from dlinfer.vendor.megengine.lite.binding.library import library
 
 _NATIVE_DEFAULT = 7
-"""The C header's number of LITE_DEVICE_DEFAULT. Its documented number, 5, is another device in the header."""
+"""The C header's number of LITE_DEVICE_DEFAULT. MegEngine's document says 5, but in the header 5 is another device."""
 
 _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 
 def device_count(device_type: int) -> int:
-    """Return the number of devices of a type. Raises LiteError for a type that the library does not know."""
+    """Return this machine's number of devices of a type. Raises LiteError for a type that the library does not know."""
     native = checked("get_device_count", device_type)
     return library().ask("get_device_count", native, said=f"get_device_count({device_type!r})")
 
 
 def usable(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type. Raises LiteArgumentError, and LiteError if it has no device."""
+    """Return the C header's number of a device type.
+
+    Raises LiteArgumentError for an unknown type.
+    Raises LiteError if this machine has no device of the type."""
     native = checked(call, device_type)
     if device_type not in _ALWAYS and not device_count(device_type):
         raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")
@@ -26,7 +31,7 @@ def usable(call: str, device_type: int) -> int:
 
 
 def checked(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type, even if it has no device here. Raises LiteArgumentError."""
+    """Return the C header's number of a device type, whether or not this machine has one. Raises LiteArgumentError."""
     device = member(call, "device_type", LiteDeviceType, device_type)
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 

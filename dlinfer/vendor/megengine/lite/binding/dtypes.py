@@ -1,8 +1,9 @@
-"""Element types: Lite's seven, their numpy types, and conversions of other types.
+"""Lite's seven element types, their numpy types, and the conversion of other types.
 
-float32, float16, int32, int16, int8, uint8 and uint16 pass unchanged. A copy converts int64 to int32 if every value
-fits, and bool to uint8 (0 and 1). Shared memory cannot be converted, so both are refused there. Everything else
-(float64, bfloat16, uint32, uint64, complex) is refused: it would silently lose digits or range."""
+Lite has float32, float16, int32, int16, int8, uint8 and uint16. A copy into a tensor converts int64 to int32 if every
+value is in int32's range, and bool to uint8 (0 and 1). Memory that a tensor shares cannot be converted, so int64 and
+bool are refused there. All other types (float64, bfloat16, uint32, uint64, complex) are always refused: a conversion
+would silently lose digits or range."""
 
 from typing import Any
 
@@ -26,9 +27,9 @@ NAMES = ", ".join(str(np.dtype(numpy)) for numpy in NUMPY_TYPES.values())
 
 
 def lite_type(dtype: Any, call: str) -> LiteDataType:
-    """Return the LiteDataType for a LiteDataType, a name, a numpy dtype or type. None means float32.
+    """Return the LiteDataType of ``dtype``. Raises LiteArgumentError if Lite has no such type.
 
-    Raises LiteArgumentError for anything else."""
+    dtype: a LiteDataType, a name such as "float32", or a numpy dtype or type; None means float32."""
     if dtype is None:
         return LiteDataType.LITE_FLOAT
     if isinstance(dtype, LiteDataType):
@@ -43,7 +44,7 @@ def lite_type(dtype: Any, call: str) -> LiteDataType:
 
 
 def numpy_type(number: int) -> type[np.generic]:
-    """Return the numpy type for a LiteDataType's number. Raises LiteError for an undocumented number."""
+    """Return the numpy type of a LiteDataType's number. Raises LiteError for an undocumented number."""
     numpy = {int(lite): numpy for lite, numpy in NUMPY_TYPES.items()}.get(number)
     if numpy is None:
         raise LiteError(call="LiteLayout", detail=f"data_type {number} is none of {NAMES}")
@@ -51,7 +52,7 @@ def numpy_type(number: int) -> type[np.generic]:
 
 
 def for_copying(array: np.ndarray, call: str) -> np.ndarray:
-    """Return the array's values in a contiguous array of one of Lite's seven types. Raises LiteArgumentError."""
+    """Return a contiguous array with the array's values, in one of Lite's seven types. Raises LiteArgumentError."""
     if array.dtype == np.int64:
         array = _fitting(array, np.dtype(np.int32), call)
     elif array.dtype == np.bool_:
@@ -62,7 +63,7 @@ def for_copying(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
-    """Return the array itself if a tensor can use its memory. Raises LiteArgumentError."""
+    """Return the array itself, whose memory a tensor is to use. Raises LiteArgumentError if a tensor cannot use it."""
     if array.dtype not in _LITE_TYPES:
         raise _refused(array.dtype, call)
     if not array.flags.c_contiguous:
@@ -71,10 +72,11 @@ def for_sharing(array: np.ndarray, call: str) -> np.ndarray:
 
 
 def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
-    """Return a list's numbers as an array of ``dtype``. Raises LiteArgumentError.
+    """Return a list of numbers as an array of ``dtype``. Raises LiteArgumentError.
 
-    For a floating ``dtype`` numbers are rounded, but no finite number may become infinite. An integer ``dtype`` takes
-    integers only, which must be in its range."""
+    A floating ``dtype`` rounds the numbers, but refuses a finite number that would become infinite. An integer
+    ``dtype``
+    takes only integers in its range."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits

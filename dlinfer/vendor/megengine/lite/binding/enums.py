@@ -32,7 +32,7 @@ class LiteDataType(IntEnum):
 
 
 class LiteTensorPhase(IntEnum):
-    """The kind of tensor that a name means: an input, an output, or either."""
+    """The kind of tensor to look up by a name: an input, an output, or either."""
 
     LITE_IO = 0
     LITE_INPUT = 1
@@ -49,9 +49,10 @@ class LiteIOType(IntEnum):
 class LiteAlgoSelectStrategy(IntEnum):
     """The library's ways to choose an op's algorithm. Combine members by ``|``.
 
-    HEURISTIC | PROFILE: by a cached profile; by heuristics if there is none.
-    HEURISTIC | REPRODUCIBLE, PROFILE | REPRODUCIBLE: among reproducible algorithms only.
-    PROFILE | OPTIMIZED: among optimised ones only, so profiling is quick. PROFILE | OPTIMIZED | REPRODUCIBLE: both."""
+    HEURISTIC | PROFILE: use a cached profile; without one, use heuristics.
+    HEURISTIC | REPRODUCIBLE, PROFILE | REPRODUCIBLE: choose only among reproducible algorithms.
+    PROFILE | OPTIMIZED: choose only among optimised algorithms, which makes profiling quick.
+    PROFILE | OPTIMIZED | REPRODUCIBLE: choose only among algorithms that are both optimised and reproducible."""
 
     LITE_ALGO_HEURISTIC = 1
     LITE_ALGO_PROFILE = 2
@@ -60,7 +61,7 @@ class LiteAlgoSelectStrategy(IntEnum):
 
 
 class LiteLogLevel(IntEnum):
-    """The log levels of the library. It prints messages of the chosen level and above."""
+    """The library's log levels. The library prints messages of the chosen level and above."""
 
     DEBUG = 0
     INFO = 1

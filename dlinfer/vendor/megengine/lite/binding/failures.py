@@ -1,9 +1,10 @@
-"""Find the call that the library's last error message belongs to.
+"""Match the library's last error message to the failed call that caused it.
 
-The library keeps one message for all threads (lite/lite-c/src/global.cpp of MegEngine). No lock can be held meanwhile,
-since calls wait for each other and call back into Python. So a failed call takes the message and clears it. If another
-call has cleared it already, both failed at the same time, and both report that the message may be the other's. A call
-that takes the message therefore waits a moment for calls that are still running."""
+The library keeps one last message for all threads (lite/lite-c/src/global.cpp of MegEngine). A lock around each call
+would end in deadlock, since calls wait for each other and call back into Python. Instead, a failed call takes the
+message and clears it. If a failed call finds the message already cleared, another call failed at the same time. Both
+calls then report that the message may belong to the other one. Therefore the call that took the message waits a moment
+for calls that are still running."""
 
 import contextlib
 import threading
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 _MOMENT = 0.25
-"""Seconds that a failed call waits for other calls, which may have failed at the same time."""
+"""Seconds that a failed call waits for other running calls, in case one of them fails at the same time."""
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of the library, in the thread that created this object."""
+    """One call of the library, in the thread that creates this object."""
 
     thread: int = field(default_factory=threading.get_ident)
     failed: bool = False  # set by the caller
@@ -25,7 +26,9 @@ class Call:
 
 
 class Failures:
-    """The calls of the library that are running now. take: returns the library's message and clears it."""
+    """The calls of the library that are running now.
+
+    take: a function that returns the library's last message and clears it."""
 
     def __init__(self, take: Callable[[], str]) -> None:
         self._take = take
@@ -35,7 +38,9 @@ class Failures:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Call]:
-        """Wrap a call of the library. The caller sets ``failed``; if it is true, ``message`` is set afterwards."""
+        """Wrap a call of the library in a ``with`` block, which sets ``failed`` of the Call.
+
+        If ``failed`` is True, the end of the block sets ``message`` and ``doubtful``."""
         call = Call()
         with self._changed:
             self._running.add(call)

@@ -1,7 +1,7 @@
-"""MegEngine Lite's C library in the toolchain's environment: loaded at the first call, each call checked.
+"""MegEngine Lite's C library from the toolchain's environment: loaded at its first use, with each result checked.
 
-Names, types and order of arguments follow its public headers (lite-c/global_c.h, network_c.h, tensor_c.h of MegEngine
-1.13).
+The names, types and order of arguments follow the public headers of MegEngine 1.13 (lite-c/global_c.h, network_c.h,
+tensor_c.h).
 """
 
 import contextlib
@@ -71,10 +71,11 @@ _ARGUMENTS: dict[str, Any] = {
 }
 
 _FLOAT_STATE = 64
-"""A size in bytes that holds C's fenv_t on every Linux.
+"""A number of bytes that is enough for C's fenv_t on every Linux.
 
-Loading a model makes the calling thread flush subnormal numbers to zero, in torch and numpy too. So each call of the
-library saves the floating-point state before, and restores it afterwards."""
+When the library loads a model, it makes the calling thread flush subnormal numbers to zero, in torch and numpy too. To
+undo this, each call of the library saves the floating-point state before and restores it afterwards.
+"""
 
 _USUAL_STATE = ctypes.c_void_p(-1)
 """C's FE_DFL_ENV, the default floating-point state."""
@@ -101,9 +102,11 @@ class Library:
                 function.argtypes = arguments
 
     def call(self, name: str, *arguments: Any, said: str | None = None) -> None:
-        """Call a function of the library. said: its name in errors, as the user knows it; None means ``name``.
+        """Call the library's function LITE_``name``. said: the function's name in errors; None means ``name``.
 
-        Raises LiteError with the library's message, or LiteLackError if the message says that the build lacks it."""
+        Raises LiteLackError if the library's message says that this build lacks the function.
+        Raises LiteError with the library's message for any other failure.
+        """
         outer, before = self._state(), ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
         self._caller.state = before
@@ -119,16 +122,20 @@ class Library:
             raise kind(call=said or name, detail=detail + (_DOUBT if call.doubtful else ""))
 
     def ask(self, name: str, *arguments: Any, said: str | None = None) -> Any:
-        """Call a function whose last argument points to its answer. Return the answer. Raises as ``call`` does."""
+        """Call a function that writes its answer to its last argument, a pointer. Return the answer.
+
+        The caller passes all arguments but the pointer. Raises as ``call`` does.
+        """
         answer = _ARGUMENTS[name][-1]._type_()
         self.call(name, *arguments, ctypes.byref(answer), said=said)
         return answer.value
 
     @contextlib.contextmanager
     def callers_numbers(self) -> Iterator[None]:
-        """Run a callback with the floating-point state of the thread that called the library, or the default state.
+        """Run a callback with the floating-point state that its thread had before it called the library.
 
-        A thread of the library's own has the default state."""
+        A callback in one of the library's own threads gets C's default state.
+        """
         before = ctypes.create_string_buffer(_FLOAT_STATE)
         self._process.fegetenv(before)
         self._process.fesetenv(self._state() or _USUAL_STATE)
@@ -138,7 +145,7 @@ class Library:
             self._process.fesetenv(before)
 
     def _state(self) -> Any:
-        """Return the floating-point state before the library call that this thread is in; None outside of calls."""
+        """Return this thread's floating-point state before its call of the library; None outside of calls."""
         return getattr(self._caller, "state", None)
 
 
@@ -164,7 +171,10 @@ def _loaded() -> Library:
 
 
 def _last_message(path: str) -> Callable[[], str]:
-    """Return a function that returns and clears the library's last message. It keeps the GIL: no thread intervenes."""
+    """Return a function that returns the library's last message and clears it.
+
+    That function keeps the GIL, so no other Python thread calls the library between the two steps.
+    """
     with_gil = ctypes.PyDLL(path)
     with_gil.LITE_get_last_error.restype = c_char_p
 
