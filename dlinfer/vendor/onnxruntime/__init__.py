@@ -1,4 +1,4 @@
-"""ONNX Runtime as a graph engine, for every execution provider that its installed package has."""
+"""ONNX Runtime as a graph engine, with all execution providers of the installed package."""
 
 from importlib import util
 from typing import Any
@@ -10,7 +10,7 @@ _NEEDED = ("onnxruntime", "onnx", "onnxscript", "onnx_ir")
 
 
 def _probe() -> Probe:
-    """Return whether the packages are installed. No package is imported."""
+    """Report whether the packages that the engine needs are installed, without importing any of them."""
     missing = [name for name in _NEEDED if util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"

@@ -1,6 +1,6 @@
-"""Nodes that stay with torch, because ONNX Runtime's kernel or the translation computes other results.
+"""Nodes that stay with torch, because ONNX Runtime's kernel or the translation to ONNX gives other results than torch.
 
-Each op was found by running it on numbers of all magnitudes, zeros of both signs, NaN and infinities.
+Tests found these ops. Each test ran an op on numbers of all magnitudes, zeros of both signs, NaN and infinities.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ def _any(node: fx.Node) -> bool:
 
 
 def _floats(node: fx.Node) -> bool:
-    """Return whether a node has a float operand or result. Integers with a float argument have a float result."""
+    """Return whether a node has a float operand or a float result. Integer operands may have a float result."""
     return any(value.is_floating_point() for value in (*_operands(node), *pytree.tree_leaves(fake(node))))
 
 
@@ -49,7 +49,7 @@ def _operands(node: fx.Node) -> list[Tensor]:
 
 
 def _may_keep_a_size(node: fx.Node) -> bool:
-    """Return whether a dimension may keep its size in a resize, though its scale factor is not 1."""
+    """Return whether a node that resizes by scale factors may keep a dimension's size for a factor other than 1."""
     factors = [
         leaf
         for name, value in arguments(node).items()
@@ -72,7 +72,11 @@ def _may_stay(before: Any, after: Any, factor: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """ops: names in aten. reason: how results differ. of, when: conditions on the node, and on its arguments."""
+    """A kind of node that stays with torch.
+
+    ops: names of aten ops, separated by spaces. reason: completes the sentence "ONNX Runtime's <op> ...".
+    of: a condition on the node. when: a condition on the node's arguments by name. The rule needs both to be true.
+    """
 
     ops: str
     reason: str
@@ -147,7 +151,7 @@ _RULES = (
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node stays with torch; None if ONNX Runtime may run it."""
+    """Return a reason not to run a node in ONNX Runtime, if the results would differ from torch's; else None."""
     op = overload(node)
     if op is None or op.namespace != "aten":
         return None

@@ -1,8 +1,13 @@
-"""Doubts about ONNX Runtime's kernels that only a call's values can settle.
+"""Doubtful nodes: for some values of a call, ONNX Runtime's kernels would compute them wrongly.
 
-Ops that sort, take extremes or clamp on one side ignore NaN, which is the largest value in torch; the translations in
-``extremes`` are right. For int64, these ops, two-sided clamps, sums and quotients are computed in floats. The model
-gets one more output, which says whether a call has such values. If so, torch runs the call, under the fallback policy.
+The model gets one more output, which says whether a call has such values. If a call has them, torch runs the call under
+the fallback policy. There are two kinds of such values.
+
+Float operands may have NaN. torch treats NaN as the largest value, but ONNX Runtime's ops that sort, take extremes or
+clamp on one side ignore it. The translations in ``extremes`` handle NaN and are not doubtful.
+
+int64 operands may have more than 32 bits. ONNX Runtime computes the ops named above, two-sided clamps, sums and
+remainders of int64 in floats.
 """
 
 from functools import reduce
@@ -29,9 +34,10 @@ _OF_INT64 = frozenset(
 
 
 def note_doubts(graph: fx.Graph) -> bool:
-    """Add a bool output to a graph that has doubtful nodes. Return whether it has any.
+    """Add a bool output to a graph that has doubtful nodes. Return whether the graph has any.
 
-    The output is a scalar tensor, true if a call has doubtful values. ``graph`` is changed; its output must be a list.
+    The output is a scalar tensor. It is true if a call has values that ONNX Runtime would compute wrongly. The graph is
+    changed in place; its output must be a list.
     """
     doubtful = {
         operand: None
@@ -58,7 +64,7 @@ def _is_doubtful(value: Tensor, node: fx.Node) -> bool:
 
 
 def _has_doubts(output: fx.Node, x: fx.Node) -> fx.Node:
-    """Insert nodes that compute whether a tensor has any NaN or, for int64, any element beyond 32 bits."""
+    """Insert nodes before ``output`` that compute whether ``x`` has a NaN or, for int64, an element beyond 32 bits."""
     if fake(x).is_floating_point():
         bad = insert_call(output, _aten.isnan.default, x)
     else:

@@ -1,8 +1,8 @@
-"""Operands without elements: ONNX Runtime's kernels raise, or return zeros where torch returns NaN or raises.
+"""Operands without elements. For some, ONNX Runtime raises, or returns zeros where torch returns NaN or raises.
 
-A node with an operand that is always empty is left to torch. If an operand may be empty, each call checks its sizes.
+If such an operand is always empty, torch runs the node. If such an operand may be empty, each call checks its sizes.
 Pointwise ops and ops that move elements are right for empty operands. Matrix products are right too, unless the
-dimension that they sum over is empty: fused with other nodes, they then return uninitialised memory.
+dimension that they sum over is empty. Fused with other nodes, such a product returns uninitialised memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,25 +28,30 @@ _RIGHT = frozenset(
 _INTO = frozenset(
     f"aten::{name}" for name in "index_copy index_put index_add scatter scatter_add scatter_reduce".split()
 )
-"""Ops that write into a tensor. If it is empty there is nothing to write, but ONNX Runtime checks the indices and
-raises. It also raises for empty indices whose shape is not the tensor's, as in ``gather``.
+"""Ops that write into a tensor ``self`` at an index.
+
+If ``self`` is empty there is nothing to write, but ONNX Runtime checks the index and raises. It also raises for an
+empty index whose shape differs from ``self``'s, as it does in ``gather``.
 """
 _MODULO = frozenset(f"aten::{name}" for name in "remainder fmod div".split())
-"""Ops that raise for an integer divisor of 0, even if the dividend has no elements."""
+"""Ops that raise in ONNX Runtime for an integer divisor of 0, even if the dividend has no elements."""
 _WRONG = frozenset({"dlinfer::fused_moe"})
 _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms_norm", "aten::layer_norm"})
-"""Ops that normalise each row of their operand. There may be no rows, but a row must have elements."""
+"""Ops that normalise each row of an operand. The operand may have no rows, but its rows must have elements."""
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a node is refused, if an operand is empty whatever the inputs are; else None."""
+    """Return a reason not to run a node in ONNX Runtime, if an operand is empty in every call; else None."""
     if any(fixed_size(size) == 0 for shape in shapes(node) for size in shape):
         return without_elements(op_name(node))
     return None
 
 
 def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """Yield sequences of operand sizes. If a size is 0 in a call, ONNX Runtime would compute the node wrongly."""
+    """Yield groups of sizes of a node's operands.
+
+    ONNX Runtime computes the node wrongly in a call where one size is 0.
+    """
     op = overload(node)
     if op is None:
         return

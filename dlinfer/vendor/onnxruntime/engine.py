@@ -1,4 +1,4 @@
-"""The graph engine ``onnxruntime``: a region runs as one ONNX model in one session, on torch's own memory."""
+"""The graph engine ``onnxruntime``. A region runs as one ONNX model in one session, on torch's own memory."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from dlinfer.vendor.onnxruntime.translations import contrib, packed
 
 
 class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
-    """Runs graphs as ONNX models in ONNX Runtime."""
+    """Runs regions of a graph as ONNX models in ONNX Runtime."""
 
     name = sessions.ENGINE
     options_type = OrtOptions
@@ -34,30 +34,39 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         self.selftest = SelfTest(lambda: f"ONNX Runtime {sessions.version()}", self._cases)
 
     def read_options(self, options: Mapping[str, object]) -> OrtOptions:
-        """Parse options. Raises CompileOptionError; ProviderUnavailableError if a provider is not installed."""
+        """Return the options. Raises CompileOptionError, or ProviderUnavailableError if a provider is not installed."""
         chosen = super().read_options(options)
         sessions.check_providers(chosen)
         return chosen
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return the reason to refuse a dtype without kernels in the CPU provider, which the others fall back to."""
+        """Return a reason to refuse a dtype if the CPU provider has few or no kernels for it; else None.
+
+        Every other provider falls back to the CPU provider.
+        """
         if dtype == torch.bfloat16:
             return "it uses bfloat16, and ONNX Runtime's CPU provider has only a few kernels for it"
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why a node is refused: ONNX has no form of it, or the CPU provider no kernel. None: it is taken."""
+        """Return a reason to refuse a node; None if ONNX Runtime's CPU provider computes it as torch does."""
         if node.target is packed.OP:
             return packed.refusal(node)
         return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:
-        """Convert the function to a model. Compiling it may raise ProviderUnavailableError or ProviderFallbackError."""
+        """Convert the function to an ONNX model.
+
+        The result's ``compile`` may raise ProviderUnavailableError and ProviderFallbackError.
+        """
         return OrtLowered(function, options, policy)
 
     def identity(self, cache_dir: Path) -> str:
         return f"onnxruntime {sessions.version()}"
 
     def _cases(self) -> Iterator[Case]:
-        """Yield test cases for the CPU provider, which the others fall back to. It lacks bfloat16."""
+        """Yield the self-test's cases for the CPU provider, which every other provider falls back to.
+
+        There are no bfloat16 cases, since the CPU provider lacks bfloat16.
+        """
         return engine_cases(self, asdict(OrtOptions()), TORCH_CASES, (torch.float32, torch.float16))

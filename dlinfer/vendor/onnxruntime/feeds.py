@@ -1,7 +1,8 @@
-"""The inputs of a session's model (feeds): a function's inputs, or contiguous views of its weights.
+"""The inputs of a session's model. They are called feeds: a function's inputs, or contiguous views of its weights.
 
 ONNX has only contiguous tensors. A weight that torch stores transposed, or as one matrix of a stack, has a contiguous
-view. The session reads this view, so a call neither copies nor computes it. Packed weights are repacked once.
+view. The session reads this view, so a call neither copies the weight nor computes the transpose or the matrix. Packed
+weights are repacked once.
 """
 
 import operator
@@ -21,7 +22,7 @@ View = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Feed:
-    """One input of the model: the function's input ``index`` or, if ``view`` is given, a view of this input."""
+    """One input of the model: input ``index`` of the function or, if ``view`` is not None, this view of it."""
 
     index: int
     view: View | None = None
@@ -34,11 +35,13 @@ class Feed:
 def fed(
     graph_module: fx.GraphModule, steady: frozenset[int], accuracy_level: int
 ) -> tuple[fx.GraphModule, list[Feed]]:
-    """Return a copy of the graph whose placeholders take feeds, and the feeds in the order of the placeholders.
+    """Return a copy of the graph that takes feeds, and the feeds in the order of the copy's placeholders.
 
-    steady: indices of inputs that are not written and are the same tensors at each call; only these are fed as views.
-    accuracy_level: for products with packed weights, see ``OrtOptions``.
-    Inputs that no node reads are left out.
+    steady: indices of inputs that the graph does not write and that are the same tensors at each call. Only views of
+        these
+        inputs become feeds.
+    accuracy_level: how products with packed weights round, see ``OrtOptions``.
+    The copy lacks inputs that no node reads.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -65,7 +68,10 @@ def fed(
 
 
 def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) -> None:
-    """Feed the contiguous views of a weight. A weight that is not contiguous is permuted so that it is."""
+    """Replace views of a weight in the graph by feeds, if the views are contiguous.
+
+    A weight that is not contiguous becomes a feed too: a permutation of its dimensions that is contiguous.
+    """
     index = feeds[weight].index
     if not _is_fixed(fake(weight)):
         return
@@ -90,9 +96,10 @@ def _feed_views(graph: fx.Graph, weight: fx.Node, feeds: dict[fx.Node, Feed]) ->
 
 
 def _contiguous_views(source: fx.Node, before: View | None = None) -> Iterator[tuple[fx.Node, View]]:
-    """Yield pairs (node, view): on each path of views from a weight, the first node whose value is contiguous.
+    """Yield pairs (node, view). On each path of views from a weight, the node is the first with a contiguous value.
 
-    before: the view from the weight to ``source``; None if ``source`` is the weight. A yielded view takes the weight.
+    The view is a function from the weight to the node's value.
+    before: the function from the weight to ``source``; None if ``source`` is the weight.
     """
     for user in source.users:
         if not _is_fixed_view(user):
@@ -111,7 +118,7 @@ def _after(first: View, second: View) -> View:
 
 
 def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase a view that no node reads, and each view before it that then has no reader either."""
+    """Erase a view that no node reads. Then do the same for the view that it was a view of, and so on."""
     while not node.users and node.op == "call_function":
         (source,) = node.all_input_nodes
         graph.erase_node(node)
@@ -133,14 +140,17 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _is_fixed_view(node: fx.Node) -> bool:
-    """Return whether a node is a view of one node (or ``split``), or repacks a weight, and all sizes are numbers."""
+    """Return whether a node views one other node or repacks a weight, with fixed sizes.
+
+    An item of ``split`` counts as a view.
+    """
     if len(node.all_input_nodes) != 1 or not all(map(_is_fixed, tensors_of(node))):
         return False
     return node.target is operator.getitem or node.target in PREPARED or is_view(node)
 
 
 def _call(node: fx.Node) -> Callable[[Any], Any]:
-    """Return the node's call as a function of its one argument."""
+    """Return the node as a function of its one tensor argument."""
     target: Any = node.target
     args, kwargs = node.args, dict(node.kwargs)
     (source,) = node.all_input_nodes
@@ -152,6 +162,6 @@ def _call(node: fx.Node) -> Callable[[Any], Any]:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """Return the order of dimensions that makes a tensor contiguous; None if no order does."""
+    """Return the permutation of dimensions that makes a tensor contiguous; None if there is no such permutation."""
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), value.shape[dim] == 1))
     return order if value.permute(order).is_contiguous() else None

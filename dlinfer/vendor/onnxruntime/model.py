@@ -1,4 +1,4 @@
-"""An analysis of a model, and changes to it, before a session is made of it."""
+"""Two steps between an ONNX model and its session: find safe in-place writes, and build weights into the model."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,13 @@ _ELEMENTWISE = frozenset(
 
 
 def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int | None]) -> frozenset[int]:
-    """Return the indices of inputs whose new contents may overwrite their memory while the session runs.
+    """Return the indices of inputs whose memory the session may overwrite with their new contents while it runs.
 
-    This is safe if only the node that computes the new contents reads the input, and reads each element where it writes
-    it. ONNX Runtime does not know that both are the same memory: it neither reorders nor copies for this.
+    ONNX Runtime does not know that old and new contents share memory, so it does not order or copy reads to protect
+    them.
+    An input is therefore safe only if the node that computes its new contents is the only node that reads it. This node
+    must also read each element at the place where it writes it.
+    writes: for each output of the function, the index of the input whose new contents it is; None for other outputs.
     """
     inputs = {feed.index: value for feed, value in zip(feeds, graph.model.graph.inputs, strict=True)}
     safe: set[int] = set()
@@ -34,7 +37,10 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
 
 
 def with_initialisers(graph: OnnxGraph, names: Sequence[str]) -> bytes:
-    """Return the model with the inputs ``names`` as initialisers, whose contents the session gets separately."""
+    """Return the model with its inputs ``names`` turned into initialisers.
+
+    The session gets their contents separately.
+    """
     from onnx import ModelProto, TensorProto
 
     model = ModelProto.FromString(graph.to_bytes())

@@ -49,21 +49,24 @@ def _folder(value: Any) -> Path | None:
 
 @dataclass(frozen=True)
 class OrtOptions(EngineOptions):
-    """Options of one compilation.
+    """Options of the engine for one compilation.
 
-    providers: execution providers in order of preference: a list, or text with commas or semicolons.
-    provider_options: maps a provider to the provider's own options, as ONNX Runtime documents them.
+    providers: execution providers in order of preference, as a list or as text with commas or semicolons.
+    provider_options: maps a provider to the provider's own options, which ONNX Runtime documents.
     graph_optimization: how far ONNX Runtime rewrites the graph: ``disable``, ``basic``, ``extended`` or ``all``.
-    intra_op_threads: threads of one op; 0: as many as torch has.
-    inter_op_threads: threads that run ops side by side if execution_mode is ``parallel``; 0: ONNX Runtime decides.
+    intra_op_threads: the number of threads of one op; 0 means torch's number.
+    inter_op_threads: the number of ops that run at once if execution_mode is ``parallel``; 0 lets ONNX Runtime decide.
     execution_mode: ``sequential`` or ``parallel``.
     weights: ``shared`` passes torch's own memory to every run. ``constant`` builds weights into the session, which
-        copies them and may fold and repack them; if a weight changes, a new session is made. Empty: ``shared`` if only
-        the CPU provider is chosen, else ``constant``, since other providers compile weights in.
-    accuracy_level: how products with 4-bit weights may round their input, in MatMulNBits' numbers: 0 and 1 keep
-        float32, 4 takes 8 bits; 2 (float16) and 3 (bfloat16) are for other providers.
-    ep_context: folder of compiled models (ONNX Runtime's EP context models), written at the first compilation and
-        loaded by later ones. It needs a provider that writes such models.
+        copies
+        them and may fold and repack them; if a weight changes, a new session is made. Empty means ``shared`` if the CPU
+        provider is the only one, else ``constant``, since other providers compile weights in.
+    accuracy_level: how products with 4-bit weights may round their input, as a number of the op MatMulNBits. 0 and 1
+        keep
+        float32; 4 rounds to 8 bits; 2 (float16) and 3 (bfloat16) are for other providers than the CPU's.
+    ep_context: the folder of compiled models (ONNX Runtime's EP context models). The first compilation of a model
+        writes a
+        file there, and later ones load it. This needs a provider that writes such models.
     """
 
     providers: tuple[str, ...] = option((CPU,), _providers)

@@ -1,4 +1,4 @@
-"""A function as an ONNX model, and the run of its session, which reads and writes torch's memory."""
+"""A function as an ONNX model, and the session that runs it. The session reads and writes torch's memory."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ from dlinfer.vendor.onnxruntime.translations.packed import packed_inputs
 
 
 class OrtLowered(Lowered):
-    """A function converted to an ONNX model. Contiguous views of weights are feeds of the model.
+    """A function converted to an ONNX model.
 
-    in_place: indices of inputs that the function writes and whose memory the session may use for the results.
+    in_place: indices of inputs that the function writes and whose memory the session may overwrite while it runs.
     """
 
     placement = "session"
@@ -52,11 +52,11 @@ class OrtLowered(Lowered):
             raise RefusedError(fault)  # before weights exist
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for operands without elements if ONNX Runtime would compute the call wrongly."""
+        """Raise RefusedError if an operand has no elements and ONNX Runtime would compute the call wrongly."""
         self._check_empty(inputs)
 
     def compile(self, weights: tuple[Tensor, ...]) -> Executable:
-        """Return a session with these weights."""
+        """Return a callable that runs a new session with these weights."""
         inputs: Any = dict(zip(self.held, weights, strict=True))
         named = list(zip(self._graph.inputs, self._feeds, strict=True))
         held = {name: feed.of(inputs).contiguous() for name, feed in named if feed.index in inputs}
@@ -72,13 +72,19 @@ class OrtLowered(Lowered):
 
 
 def _packed(function: Function) -> list[int]:
-    """Return the indices of inputs that are packed weights. A session always builds them in, whatever the options."""
+    """Return the indices of inputs that are parts of packed weights.
+
+    Sessions hold them for every value of ``weights``.
+    """
     packed = packed_inputs(function.graph_module.graph)
     return [index for index in function.weights if function.inputs[index] in packed]
 
 
 def _doubting(run: Executable) -> Executable:
-    """Return ``run`` without its last result, the doubt. If the doubt is true, raise RefusedError."""
+    """Return ``run`` without its last result, which ``note_doubts`` added.
+
+    If that result is true, raise RefusedError.
+    """
 
     def checked(*inputs: Any) -> Sequence[Tensor]:
         *values, doubt = run(*inputs)
@@ -92,18 +98,25 @@ def _doubting(run: Executable) -> Executable:
 _OF_INDICES = re.compile("out of data bounds|out of bounds|invalid indice|must be within the inclusive range")
 
 _NOWHERE = torch.empty(1)
-"""The address for tensors without elements. torch gives them none, but ONNX Runtime needs one."""
+"""The memory that is bound for tensors without elements. torch gives them no address, but ONNX Runtime needs one."""
 
 
 @dataclass
 class _Binding:
-    """An io binding, and the address and sizes that are bound to each name. Only one call uses it at a time."""
+    """An io binding of ONNX Runtime. Only one call uses it at a time.
+
+    bound: name in the model -> address and sizes of the tensor that is bound to the name.
+    """
 
     binding: Any
     bound: dict[str, tuple[int, torch.Size]] = field(default_factory=dict)
 
     def bind(self, bind: Callable[..., None], name: str, tensor: Tensor) -> None:
-        """Bind a tensor unless its address and sizes are already bound: binding takes microseconds, comparing less."""
+        """Bind a tensor to a name, unless its address and sizes are bound already.
+
+        A comparison is quicker than a binding.
+        bind: the method of the io binding, for an input or for an output.
+        """
         place = (tensor.data_ptr() or _NOWHERE.data_ptr(), tensor.shape)
         if self.bound.get(name) != place:
             bind(name, "cpu", 0, onnx_type(tensor.dtype), list(tensor.shape), place[0])
@@ -111,11 +124,15 @@ class _Binding:
 
 
 class SessionRun:
-    """Takes a function's inputs and returns its outputs. Several threads may call it at the same time.
+    """A callable that runs a session: it takes a function's inputs and returns its outputs.
 
-    feeds: maps a name in the model to a function from the inputs to the value. names: the outputs' names. memory:
-    allocates the outputs of a call. in_place: whether outputs may share the inputs' memory, so that torch cannot repeat
-    a failed call. Raises WrongInputError for an index out of bounds, and ONNX Runtime's own errors.
+    Threads may call it at once.
+    feeds: name in the model -> function from the function's inputs to the value.
+    names: the names of the model's outputs.
+    memory: a function that takes a call's inputs and allocates the call's outputs.
+    in_place: whether outputs may share memory with inputs. If they do, torch cannot repeat a call that failed.
+    Raises WrongInputError for an index out of bounds if torch can repeat the call.
+    Raises ONNX Runtime's own errors in all other cases.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Inference sessions of ONNX Runtime with explicit providers. If a session leaves out a provider, it is refused."""
+"""Inference sessions of ONNX Runtime on the providers that the options name.
+
+If ONNX Runtime leaves one of these providers out of a session, the session is refused.
+"""
 
 import functools
 import hashlib
@@ -21,11 +24,11 @@ ENGINE = "onnxruntime"
 
 
 _WRONG_REWRITES = ["NoopElimination"]
-"""Optimizers of ONNX Runtime that change results. NoopElimination drops x + 0, but -0.0 + 0 is 0.0."""
+"""Optimisers of ONNX Runtime that change results and are disabled. NoopElimination drops x + 0, but -0.0 + 0 is 0.0."""
 
 
 class SessionRefusedError(RefusedError):
-    """ONNX Runtime does not take a model. The message is its reason."""
+    """ONNX Runtime does not accept a model. The message is ONNX Runtime's reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"ONNX Runtime: {reason}")
@@ -38,7 +41,7 @@ def version() -> str:
 
 
 def check_providers(options: OrtOptions) -> None:
-    """Raise ProviderUnavailableError for a provider that the installed package does not have."""
+    """Raise ProviderUnavailableError if the installed package lacks one of the chosen providers."""
     import onnxruntime
 
     available = onnxruntime.get_available_providers()
@@ -58,13 +61,15 @@ def make_session(
     policy: str,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
-    """Return an ``onnxruntime.InferenceSession``.
+    """Return an ``onnxruntime.InferenceSession`` for a model.
 
-    weights: initialisers that the model names but does not hold, which ONNX Runtime copies. policy: the fallback policy
-    for nodes that a chosen provider leaves to the CPU provider.
+    policy: the fallback policy for nodes that a chosen provider leaves to the CPU provider.
+    weights: contents of the initialisers that the model names but does not contain. ONNX Runtime copies them.
 
-    Raises SessionRefusedError, ProviderUnavailableError, ProviderFallbackError, and CompileOptionError if the options
-    ask for an EP context and no provider wrote it.
+    Raises SessionRefusedError if ONNX Runtime does not accept the model.
+    Raises ProviderUnavailableError if a provider is not installed or is left out of the session.
+    Raises ProviderFallbackError if the policy forbids a node on the CPU provider.
+    Raises CompileOptionError if ``ep_context`` is set and no provider wrote a file there.
     """
     import onnxruntime
 
@@ -96,7 +101,7 @@ def make_session(
 
 
 def why_refused(model: bytes) -> str | None:
-    """Return why the CPU provider cannot run a model, for example for lack of a kernel; None if it can."""
+    """Return the CPU provider's reason to refuse a model, such as a missing kernel; None if it accepts the model."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -112,7 +117,7 @@ def why_refused(model: bytes) -> str | None:
 
 @functools.cache
 def ort_errors() -> tuple[type[Exception], ...]:
-    """Return the classes of ONNX Runtime's exceptions. They have no common base class."""
+    """Return all exception classes of ONNX Runtime. They have no common base class below Exception."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     classes = (value for value in vars(state).values() if isinstance(value, type))
     return tuple(kind for kind in classes if issubclass(kind, Exception))
@@ -164,7 +169,7 @@ def _refuse_dropped(session: Any, options: OrtOptions) -> None:
 
 
 def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
-    """Apply the fallback policy to nodes that run on the CPU provider although the options do not name it."""
+    """Apply the fallback policy to nodes that run on the CPU provider, if the options do not name this provider."""
     if CPU in options.providers:
         return
     nodes = [
@@ -192,7 +197,10 @@ def _settle_fallback(session: Any, options: OrtOptions, policy: str) -> None:
 
 
 def _context_file(model: bytes, options: OrtOptions, weights: Mapping[str, torch.Tensor]) -> Path | None:
-    """Return the path of the file for this model compiled with these weights; None without ``ep_context``."""
+    """Return the file in ``ep_context`` that belongs to a model with these options and weights.
+
+    Returns None if ``ep_context`` is None.
+    """
     if options.ep_context is None:
         return None
     apart = ("ep_context", "intra_op_threads", "inter_op_threads")  # where it lies, and how it is run

@@ -1,4 +1,4 @@
-"""Translations to ONNX Runtime's own ops. One such op replaces many standard nodes."""
+"""Translations to ONNX Runtime's own ops, which replace many standard ones each, and the table of translations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from dlinfer.vendor.onnxruntime.translations.experts import experts
 _ops = torch.ops.dlinfer
 
 OPSET = 20
-"""The opset of this engine's models."""
+"""The opset of the models that this engine makes."""
 
 
 def table() -> Mapping[Any, Any]:
-    """Return a mapping from ops to translations, which take precedence over the standard ones."""
+    """Return a dict from ops to translations. These translations replace the standard ones."""
     return extremes.TABLE | {
         experts: experts,
         packed.product: packed.product,
@@ -39,7 +39,10 @@ def table() -> Mapping[Any, Any]:
 
 
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    """Write SimplifiedLayerNormalization if x is float32; its float64 kernel computes the mean in float32 only."""
+    """Write SimplifiedLayerNormalization if ``x`` is float32, else standard ops.
+
+    The float64 kernel of SimplifiedLayerNormalization computes the mean only in float32.
+    """
     if not is_type(x, "FLOAT"):
         return norm.rms_norm(x, weight, eps)
     return contrib_ops.simplified_layer_norm(x, weight, eps)
@@ -54,13 +57,16 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 
 
 def sign(self: Any) -> Any:
-    """Write the sign: -1, 0 or 1, and 0 for NaN."""
+    """Write the sign as -1, 0 or 1. The sign of NaN is 0."""
     zero, more, less = number(0, self), number(1, self), number(0 if is_type(self, "UINT8") else -1, self)
     return op.Where(op.Greater(self, zero), more, op.Where(op.Less(self, zero), less, zero))
 
 
 def linear_of(input: Any = None, weight: Any = None, bias: Any = None, x: Any = None) -> Any:
-    """Write FusedMatMul, which reads a weight as torch stores it, without a transpose."""
+    """Write FusedMatMul, which reads a weight as torch stores it and so needs no Transpose node.
+
+    dlinfer's op calls the first argument ``x``; torch's op calls it ``input``.
+    """
     values = x if input is None else input
     empty = any(size(values, dim) == 0 for dim in range(rank(values)))
     if empty or rank(values) == 2 or not is_type(values, "FLOAT", "DOUBLE"):
@@ -74,7 +80,7 @@ def linears(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> list[Any]:
 
 
 def scores(query: Any, key: Any, scale: float, dims: int) -> Any:
-    """Write the products of queries and keys, without transposing the keys first."""
+    """Write attention scores, query @ key^T * scale, by FusedMatMul, which needs no Transpose node for the keys."""
     if not is_type(key, "FLOAT", "DOUBLE"):
         return attention.plain_scores(query, key, scale, dims)
     return contrib_ops.fused_mat_mul(query, key, trans_b=True, alpha=scale)

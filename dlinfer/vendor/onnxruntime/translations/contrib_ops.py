@@ -1,6 +1,7 @@
-"""ONNX Runtime's own ops for translations: only the ops and parameters that are in use.
+"""Functions that write ONNX Runtime's own ops into a model, with only the parameters that translations use.
 
-onnxscript knows only ONNX's ops. The schemas here let it take the others, without checks of types.
+onnxscript knows only the ops of ONNX. The schemas in this module make it accept ONNX Runtime's ops, without a check of
+types.
 """
 
 import functools
@@ -11,17 +12,26 @@ DOMAIN = "com.microsoft"
 
 
 def fused_mat_mul(a: Any, b: Any, *, trans_b: bool = False, alpha: float = 1.0) -> Any:
-    """Write alpha * a @ b, for float and double. trans_b: transpose the last two dimensions of b."""
+    """Write alpha * a @ b for float32 and float64.
+
+    trans_b: whether to transpose the last two dimensions of ``b`` first.
+    """
     return _call("FusedMatMul", (a, b), 1, transB=int(trans_b), alpha=alpha)
 
 
 def simplified_layer_norm(x: Any, scale: Any, eps: float) -> Any:
-    """Write an RMS norm over the last dimension. ONNX Runtime keeps this op in ONNX's own domain."""
+    """Write an RMS norm over the last dimension.
+
+    The op is ONNX Runtime's own, although ONNX Runtime keeps it in ONNX's domain.
+    """
     return _call("SimplifiedLayerNormalization", (x, scale), 1, domain="", axis=-1, epsilon=eps, stash_type=1)
 
 
 def skip_simplified_layer_norm(x: Any, skip: Any, scale: Any, eps: float) -> tuple[Any, Any]:
-    """Write x + skip and its RMS norm over the last dimension; return the norm, then the sum. x: 2 or 3 dimensions."""
+    """Write x + skip and its RMS norm over the last dimension. Return the norm, then the sum.
+
+    x: a tensor of 2 or 3 dimensions.
+    """
     results = _call("SkipSimplifiedLayerNormalization", (x, skip, scale), 4, epsilon=eps)
     return results[0], results[3]
 
@@ -36,9 +46,12 @@ def mat_mul_n_bits(
     block: int,
     accuracy_level: int,
 ) -> Any:
-    """Write a @ b.T in float32, with 4-bit b. b: uint8 [out, blocks, block / 2]. scales: float32 [out, blocks].
+    """Write a @ b.T in float32. ``b`` has 4-bit numbers in blocks.
 
-    zero_points: uint8 [out, blocks / 2], rounded up; None: all are 8. accuracy_level: see ``OrtOptions``.
+    b: uint8 [out_features, blocks, block / 2].
+    scales: float32 [out_features, blocks].
+    zero_points: uint8 [out_features, blocks / 2 rounded up]; None means that all are 8.
+    accuracy_level: see ``OrtOptions``.
     """
     operands = (a, b, scales) if zero_points is None else (a, b, scales, zero_points)
     return _call(

@@ -1,8 +1,9 @@
-"""Mixture of experts with separate weights: only chosen experts run, and no weight is copied.
+"""Mixture of experts with one matrix for each expert. Only chosen experts run, and no weight is copied.
 
-torch's layer stacks the weights of all experts. ONNX Runtime would have to copy an expert out of the stack at each
-call, but a session's input can be a view of the stack: one expert's matrix. ONNX Runtime's op MoE needs the rows of
-gate and up interleaved, which would be a second copy of all experts.
+dlinfer's op ``fused_moe`` has the weights of all experts in one stack. ONNX Runtime would have to copy an expert's
+matrix out of the stack at each call. Instead, each matrix is an input of the session: a view of the stack. ONNX
+Runtime's own op MoE is not used, because it needs interleaved rows of gate and up, which would be a second copy of all
+weights.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +22,10 @@ _aten = torch.ops.aten
 
 
 def split_experts(graph: fx.Graph, weights: Collection[fx.Node]) -> None:
-    """Split stacks of expert weights into one matrix for each expert, if ``weights`` has them. Changes the graph."""
+    """Replace ``fused_moe`` in the graph by ``experts`` if its stacks are among ``weights``.
+
+    Each stack of expert weights is split into one matrix for each expert. Changes the graph in place.
+    """
     for node in graph.find_nodes(op="call_function", target=torch.ops.dlinfer.fused_moe.default):
         call = arguments(node)
         stacks = (call["gate_up_weights"], call["down_weights"])
@@ -49,7 +53,7 @@ def _matrix(graph: fx.Graph, stack: fx.Node, index: int) -> fx.Node:
 def experts(
     x: Any, gate_ups: Sequence[Any], downs: Sequence[Any], topk_weights: Any, topk_ids: Any, renormalize: bool
 ) -> Any:
-    """Write the layer in ONNX. For each expert: gather its tokens, compute two products, add them to the result."""
+    """Write the layer in ONNX: for each expert, gather its tokens, compute two products, and add them to the result."""
     weights = token_weights(x, topk_weights, renormalize)
     known = op.Constant(value_ints=list(range(len(gate_ups))))
     behind = op.Where(op.Less(topk_ids, number(0, topk_ids)), number(BEHIND, topk_ids), topk_ids)

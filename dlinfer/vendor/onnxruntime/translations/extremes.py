@@ -1,6 +1,7 @@
-"""Extremes and their indices for operands with NaN, which ONNX Runtime's ops ignore.
+"""Maximum, minimum, their indices, topk and clamp for operands with NaN, which ONNX Runtime's ops ignore.
 
-As in torch, sorting treats NaN as the largest value. If an operand has NaN, its maximum and minimum are the first NaN.
+The results are torch's: topk treats NaN as the largest value, and the maximum and minimum of numbers with a NaN are
+NaN, at the index of the first NaN.
 """
 
 import math
@@ -31,9 +32,9 @@ def aminmax(self: Any, dim: int | None = None, keepdim: bool = False) -> tuple[A
 
 
 def _of_dim(extreme: Any, name: str) -> Any:
-    """Return the translation of ``max.dim`` or ``min.dim``: it writes nodes for the value and for its index.
+    """Return the translation of ``max.dim`` or ``min.dim``, which writes the value and its index.
 
-    extreme: writes the nodes of the value. name: the ONNX op that finds the index.
+    extreme: the translation that writes the value. name: the ONNX op that finds the index.
     """
 
     def translate(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
@@ -43,7 +44,7 @@ def _of_dim(extreme: Any, name: str) -> Any:
 
 
 def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, Any]:
-    """Write TopK with a sort key that is infinity for NaN, and the largest float32 for infinity."""
+    """Write TopK on a sort key. The key is infinity for NaN, and the largest float32 for infinity."""
     count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
     if rank(self) == 0:
         return op.Identity(self), op.Constant(value_int=0)
@@ -57,7 +58,12 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Write a clamp between two tensors. If x or a bound is NaN, so is the result. If x equals a bound, x is kept."""
+    """Write a clamp between two tensors. One of them may be None.
+
+    If ``self`` or a bound is NaN, the result is NaN. If ``self`` equals a bound, the result is ``self``, which keeps
+    the
+    sign of a zero.
+    """
     result = self
     if _is_float(self):
         half = is_type(self, "FLOAT16")  # ONNX Runtime does not compare it
@@ -76,7 +82,10 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def clamp_by_numbers(self: Any, min: Any = None, max: Any = None) -> Any:
-    """Write a clamp between two numbers. Clip with one bound would turn infinity into the largest finite number."""
+    """Write a clamp between two numbers by ``clamp``.
+
+    Clip with one bound would make infinity the largest finite number.
+    """
     if not all(bound is None or isinstance(bound, (int, float)) for bound in (min, max)):
         raise Untranslated("a bound is known only at run time")
     if not _is_float(self) and any(isinstance(bound, float) for bound in (min, max)):
@@ -110,7 +119,10 @@ def _with_nan(extreme: Any, x: Any, dim: Sequence[int], keepdim: bool) -> Any:
 
 
 def _place(name: str, self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Write the index of the extreme along a dimension or, if ``dim`` is None, in the flattened tensor."""
+    """Write the index of the maximum or minimum along ``dim``; None means in the flattened tensor.
+
+    name: the ONNX op, ArgMax or ArgMin.
+    """
     x = self
     if rank(x) == 0:
         return op.Constant(value_int=0)

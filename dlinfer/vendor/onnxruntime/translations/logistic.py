@@ -1,4 +1,7 @@
-"""Sigmoid and the functions based on it, written with Exp: ONNX Runtime's Sigmoid and QuickGelu return 0 below -18."""
+"""Sigmoid and the activations that use it, written with Exp.
+
+ONNX Runtime's own Sigmoid and QuickGelu return 0 for numbers below -18.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ from dlinfer.graph.onnx.translations.writing import number, op, wide
 
 
 def sigmoid(self: Any) -> Any:
-    """Write 1 / (1 + exp(-x)), in float32 or wider, because exp(12) is infinite in float16."""
+    """Write 1 / (1 + exp(-x)) in float32 or wider, because exp(12) is infinite in float16."""
     x, cast = wide(self)
     result = op.Reciprocal(_one_and_exp(x, self))
     return op.CastLike(result, self) if cast else result
@@ -24,14 +27,14 @@ def silu_mul(gate: Any, up: Any) -> Any:
 
 
 def silu_and_mul(x: Any) -> Any:
-    """Write ``silu_mul`` of the two halves of the last dimension."""
+    """Write silu of the first half of the last dimension, times the second half."""
     gate, up = op.Split(x, axis=-1, num_outputs=2)
     gate.dtype = x.dtype
     return silu_mul(gate, up)
 
 
 def glu(self: Any, dim: int = -1) -> Any:
-    """Write the first half of a dimension times the sigmoid of the second half."""
+    """Write the first half of the dimension ``dim`` times the sigmoid of the second half."""
     values, gate = op.Split(self, axis=dim, num_outputs=2)
     gate.dtype = self.dtype
     return op.Mul(values, sigmoid(gate))

@@ -1,8 +1,8 @@
-"""Linear layers with packed 4-bit weights, by ONNX Runtime's MatMulNBits.
+"""Linear layers with packed 4-bit weights, computed by ONNX Runtime's op MatMulNBits.
 
-MatMulNBits does not take AWQ's layout. It wants one row for each output, in blocks whose size is a power of two. So a
-weight is repacked once, and built into the session. If the weight were an input instead, MatMulNBits would widen it at
-each call (34 ms instead of 0.4 for 2048 x 5632 and one token, measured with AVX-512).
+AWQ's layout differs from MatMulNBits', which has one row for each output, in blocks with a power of two as size. So a
+weight is repacked once and built into the session. If the weight were an input instead, MatMulNBits would convert it to
+float at each call. For 2048 x 5632 and one token this takes 34 ms instead of 0.4, measured with AVX-512.
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ _FLOAT, _TYPES = 1, {torch.float32: 1, torch.float16: 10}  # of ONNX's TensorPro
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return why a call of ``weight_quant_matmul`` stays with torch; None if MatMulNBits can compute it."""
+    """Return a reason not to compute a ``weight_quant_matmul`` node by MatMulNBits; None if there is none."""
     call = arguments(node)
     parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):
@@ -41,7 +41,10 @@ def refusal(node: fx.Node) -> str | None:
 
 
 def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: int) -> None:
-    """Replace layers by MatMulNBits, if their packed weights are in ``weights``. Changes the graph."""
+    """Replace ``weight_quant_matmul`` in the graph by ``product`` if its packed weight is among ``weights``.
+
+    Changes the graph in place. accuracy_level: see ``OrtOptions``.
+    """
     for node in graph.find_nodes(op="call_function", target=OP):
         call = arguments(node)
         if not all(call[name] in weights for name in _PARTS if call[name] is not None):
@@ -68,13 +71,16 @@ def split_packed(graph: fx.Graph, weights: Collection[fx.Node], accuracy_level: 
 
 
 def packed_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """Return the inputs of a graph that are parts of packed weights."""
+    """Return the graph's inputs that are parts of packed weights."""
     calls = [arguments(node) for node in graph.find_nodes(op="call_function", target=OP)]
     return {call[name] for call in calls for name in _PARTS if call[name] is not None}
 
 
 def _block(call: Any) -> int | None:
-    """Return the largest block that MatMulNBits is fast with and that divides each group; None if no block does."""
+    """Return the largest block size that divides the group size and makes MatMulNBits fast; None if there is none.
+
+    call: the arguments of ``weight_quant_matmul`` by name.
+    """
     size, group = fixed_size(fake(call["qweight"]).shape[0]) or 0, call["group_size"]
     if 0 < group < size:
         return next((block for block in _BLOCKS if group % block == 0), None)
@@ -91,19 +97,22 @@ def _prepared(graph: fx.Graph, make: Any, args: Any, shape: tuple[int, ...], dty
 
 
 def words(qweight: Tensor, block: int) -> Tensor:
-    """Repack AWQ's words [in, out / 8] as uint8 [out, blocks, block / 2]: two numbers a byte, the first one low."""
+    """Repack AWQ's weight [in, out / 8] as uint8 [out, blocks, block / 2].
+
+    Each byte has two numbers, the first one low.
+    """
     missing = -qweight.shape[0] % block
     whole = functional.pad(qweight, (0, 0, 0, missing)) if missing else qweight
     return AWQ.repack(whole, _NIBBLES).t().unflatten(1, (-1, block // 2)).contiguous()
 
 
 def block_scales(scales: Tensor, block: int, group: int, blocks: int) -> Tensor:
-    """Convert scales [groups, out] to float32 [out, blocks]."""
+    """Convert scales [groups, out] to float32 [out, blocks]: a block takes the scale of its group."""
     return scales[_groups(block, group, blocks)].t().float().contiguous()
 
 
 def block_zeros(offset: Tensor, block: int, group: int, blocks: int) -> Tensor:
-    """Repack AWQ's zero points [groups, out / 8] as uint8 [out, blocks / 2], rounded up. A byte holds two."""
+    """Repack AWQ's zero points [groups, out / 8] as uint8 [out, blocks / 2 rounded up]. Each byte has two."""
     zeros = AWQ.unpack_zeros(offset)[_groups(block, group, blocks)]
     return _NIBBLES.pack(functional.pad(zeros, (0, 0, 0, blocks % 2))).t().contiguous()
 
@@ -113,7 +122,7 @@ def _groups(block: int, group: int, blocks: int) -> Tensor:
 
 
 PREPARED = frozenset({words, block_scales, block_zeros})
-"""The functions that repack a weight, once, before it is built into the session."""
+"""The functions that repack a weight. Each runs once, before the weight is built into the session."""
 
 
 # --- in ONNX
@@ -130,7 +139,10 @@ def product(
     block: int,
     accuracy_level: int,
 ) -> Any:
-    """Write the layer in ONNX. It is computed in float32 and rounded once; ``accuracy_level`` may also round x."""
+    """Write the layer in ONNX. It is computed in float32 and rounded to ``x``'s dtype at the end.
+
+    accuracy_level: how MatMulNBits may also round ``x``, see ``OrtOptions``.
+    """
     wide = op.Cast(x, to=_FLOAT)
     result = contrib_ops.mat_mul_n_bits(
         wide, numbers, scales, zeros, in_features, out_features, block, accuracy_level
