@@ -1,6 +1,7 @@
-"""Qualcomm Cloud AI: the SDK's Session API, and the graph engine ``qaic``.
+"""Qualcomm Cloud AI: the Session API of Qualcomm's SDK, and the graph engine ``qaic``.
 
-``from dlinfer.vendor.qaic import Session`` imports the API. Without the SDK, a Session runs .onnx on ONNX Runtime.
+Import the API by ``from dlinfer.vendor.qaic import Session``. Without the SDK, a Session can run an .onnx file on ONNX
+Runtime.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ class QaicOptionError(DlinferError, ValueError):
 
 
 class QaicModelError(DlinferError, ValueError):
-    """A qaic Session cannot open a model file on this backend."""
+    """A qaic Session cannot open a model file on its backend."""
 
     message = "qaic Session cannot open {path!r}: {detail}."
     next_step = "{advice}"
@@ -25,14 +25,14 @@ class QaicUnavailableError(DlinferError, RuntimeError):
 
 
 class QaicCompileError(DlinferError, RuntimeError):
-    """A compiler refused a model."""
+    """A compiler refused a model, or failed to compile it."""
 
     message = "{path!r} cannot be compiled: {detail}."
     next_step = "check the model with onnx.checker, and check the compiler's options."
 
 
 class QaicInputError(DlinferError, ValueError):
-    """The inputs of a run do not fit the model."""
+    """The inputs of a run differ from the model's inputs in names, shapes or types."""
 
     message = "qaic Session: input {name!r}: expected {expected}, given {given}."
     next_step = (
@@ -41,14 +41,14 @@ class QaicInputError(DlinferError, ValueError):
 
 
 class QaicRunError(DlinferError, RuntimeError):
-    """A backend failed during a run or its setup."""
+    """A backend failed while it ran a model or set it up."""
 
     message = "qaic Session on backend {backend!r} failed: {detail}."
     next_step = "if memory ran out, use a smaller batch; else check the model and its inputs."
 
 
 class QaicMetricsError(DlinferError, RuntimeError):
-    """Measurements were asked of a Session that does not take any."""
+    """A Session was asked for measurements, but its options do not let it take any."""
 
     message = "{call} has nothing to show: the Session was created without {needed}."
     next_step = "create the Session with this option."

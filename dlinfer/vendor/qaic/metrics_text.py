@@ -1,4 +1,4 @@
-"""The eleven lines that ``print_metrics`` prints."""
+"""The text that ``print_metrics`` prints, in eleven lines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,10 @@ RANKS = {"P25": "25%", "P50": "50%", "P75": "75%", "P90": "90%", "P99": "99%"}
 
 
 def text(metrics: Mapping[str, Any]) -> str:
-    """Return the metrics in the words and order of Qualcomm's sample output: with the average twice, without P999."""
+    """Return the metrics in the words and order of Qualcomm's sample output.
+
+    As in the sample, the average comes twice and P999 is missing.
+    """
     average = f"Average latency / inference time observed is {metrics['avg_latency']} s"
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""The file that a Session opens: an ONNX model, or a compiled QPC."""
+"""The file that a Session opens: an ONNX model, or a QPC, which is a compiled model."""
 
 import contextlib
 import glob
@@ -14,16 +14,20 @@ QPC_NAME = "programqpc.bin"  # the compiler's file in its folder
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An existing file, of kind ``onnx`` (a model to compile) or ``qpc`` (a compiled program container)."""
+    """An existing file.
+
+    kind: ``onnx`` for a model to compile, ``qpc`` for a compiled model (Qualcomm program container).
+    """
 
     path: Path
     kind: Literal["onnx", "qpc"]
 
 
 def locate(model_path: Any) -> ModelFile:
-    """Return the file behind ``model_path``: an .onnx, a .bin, a pattern (``model_qpc/*.bin``) or a folder with a QPC.
+    """Return the file that ``model_path`` means.
 
-    The returned path is absolute. Raises QaicModelError if there is no such file, or if a pattern fits more than one.
+    model_path: an .onnx or .bin file, a pattern that matches one file (``model_qpc/*.bin``), or a folder with a QPC.
+    The result's path is absolute. Raises QaicModelError if there is no such file, or if a pattern matches several.
     """
     if not isinstance(model_path, (str, Path)) or not str(model_path):
         raise QaicModelError(
@@ -49,9 +53,9 @@ def locate(model_path: Any) -> ModelFile:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """Facts about an .onnx model, read without its weights.
+    """Facts about an .onnx model, which can be read without its weights.
 
-    symbols: the names of symbolic input sizes. of_any_rank: names of inputs and outputs that have no shape.
+    symbols: the names of symbolic input sizes. of_any_rank: the names of inputs and outputs without a declared shape.
     weights_beside: whether weights are in external files.
     """
 
@@ -61,7 +65,10 @@ class GraphFacts:
 
 
 def facts_of(model: ModelFile) -> GraphFacts | None:
-    """Return facts about a model. None: onnx is not installed, or the file is no model, and a compiler refuses it."""
+    """Return facts about a model; None if onnx is not installed or cannot read the file.
+
+    An unreadable file is no error here, because the compiler will refuse it.
+    """
     try:
         import onnx
     except ImportError:
@@ -81,7 +88,7 @@ def facts_of(model: ModelFile) -> GraphFacts | None:
 
 
 def check_symbols(model: ModelFile, options: Mapping[str, Any]) -> None:
-    """Raise QaicOptionError if ``onnx_define_symbol`` names a symbol that is no input size of the model."""
+    """Raise QaicOptionError if ``onnx_define_symbol`` has a name that is not a symbolic input size of the model."""
     defined = options.get("onnx_define_symbol")
     facts = facts_of(model) if defined else None
     if facts is None:

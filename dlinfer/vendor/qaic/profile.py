@@ -1,4 +1,4 @@
-"""The time of each call in a run, for ``print_profile_data``."""
+"""Profiles of runs for ``print_profile_data``: the time of each function that a run calls."""
 
 import cProfile
 from collections.abc import Callable, Sequence
@@ -8,14 +8,19 @@ from typing import Any
 from dlinfer.runtime.session.profiles import PROFILER
 
 KEPT_RUNS = 1000
-"""Only this many runs are profiled. Later runs are only timed, so that a long-lived Session does not grow."""
+"""Only this many runs are profiled, so that the profiles of a long-lived Session do not fill the memory."""
 
 HEADER = "|  File-Line-Function  | |  num calls  | |  func time  | |  tot time  |"
 
 
 @dataclass(frozen=True)
 class CallRow:
-    """A function in one profiled run: its number of calls, and its seconds without and with its callees."""
+    """One function in a profiled run.
+
+    where: file, line and name of the function. own_seconds, total_seconds: its time without and with the functions that
+        it
+        calls.
+    """
 
     where: tuple[str, int, str]
     calls: int
@@ -24,13 +29,13 @@ class CallRow:
 
 
 class Profiler:
-    """Profiles one run at a time: runs of all Sessions wait for each other."""
+    """The profiles of one Session's runs. Only one run of all Sessions is profiled at a time; other runs wait."""
 
     def __init__(self) -> None:
         self.runs: list[list[CallRow]] = []
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function and return its result. The profile of the call is appended to ``runs``."""
+        """Call a function and return its result. Add the call's profile to ``runs``, up to ``KEPT_RUNS`` profiles."""
         with PROFILER:
             if len(self.runs) < KEPT_RUNS:
                 profile = cProfile.Profile()
@@ -48,7 +53,7 @@ def _rows(profile: Any) -> list[CallRow]:
 
 
 def text(runs: Sequence[Sequence[CallRow]]) -> str:
-    """Return a table for each run, in the form of Qualcomm's sample output, with an empty line between lines."""
+    """Return a table for each run, in the form of Qualcomm's sample output, where every second line is empty."""
     lines: list[str] = []
     for rows in runs:
         lines.append(HEADER)

@@ -1,4 +1,4 @@
-"""The parts of Qualcomm's Cloud AI SDK on this machine. A Session imports them when it needs them."""
+"""Find and import the parts of Qualcomm's Cloud AI SDK that are installed on this machine."""
 
 import importlib
 import importlib.util
@@ -19,7 +19,7 @@ ADVICE = (
 
 
 def compiler() -> Path | None:
-    """Return the path of the SDK's compiler, found on PATH or in the SDK's folder; None if there is none."""
+    """Return the path of the SDK's compiler, from PATH or the SDK's folder; None if it is in neither."""
     for name in COMPILERS:
         path = shutil.which(name) or shutil.which(name, path=str(EXEC))
         if path:
@@ -28,7 +28,10 @@ def compiler() -> Path | None:
 
 
 def missing(*, compiling: bool) -> list[str]:
-    """Return descriptions of what this machine lacks to run a Session on a card. Nothing is imported, so it is fast."""
+    """Return a sentence for each thing that this machine lacks to run a Session on a card. Imports nothing.
+
+    compiling: whether the Session needs the compiler too.
+    """
     lacking = []
     if platform.machine() not in ("x86_64", "AMD64"):
         lacking.append(f"the SDK runs on x86-64 only, and this machine is {platform.machine()}")
@@ -40,14 +43,21 @@ def missing(*, compiling: bool) -> list[str]:
 
 
 def require(what: str, *, compiling: bool) -> None:
-    """Raise QaicUnavailableError if anything is missing. Its message lists all that is missing."""
+    """Raise QaicUnavailableError if this machine lacks anything to run a Session on a card.
+
+    The message lists all of it.
+    what: the action that needs a card, for the message.
+    """
     lacking = missing(compiling=compiling)
     if lacking:
         raise QaicUnavailableError(what=what, missing="; ".join(lacking), advice=ADVICE)
 
 
 def package() -> Any:
-    """Return the package ``qaic``. Raises QaicUnavailableError if it cannot be imported or is another package."""
+    """Import and return Qualcomm's package ``qaic``.
+
+    Raises QaicUnavailableError if it cannot be imported, or if another package has this name.
+    """
     try:
         module = importlib.import_module("qaic")
     except Exception as cause:  # its extension may fail in any way, e.g. under another Python

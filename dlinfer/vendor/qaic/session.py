@@ -1,6 +1,6 @@
-"""``Session``: Qualcomm's documented inference API, on a card or, without one, on ONNX Runtime.
+"""``Session``: the inference API that Qualcomm documents, on a card or on ONNX Runtime.
 
-The class follows "class Session" in Qualcomm's Cloud AI SDK user guide. docs/vendors/qaic.md lists our decisions where
+The class follows "class Session" in Qualcomm's Cloud AI SDK user guide. docs/vendors/qaic.md lists the decisions where
 the guide contradicts itself. docs/vendors/vendor_documents.md lists the tests of each call.
 """
 
@@ -28,13 +28,18 @@ NUM_INFERENCES = 40
 class Session:
     """A compiled model, ready to run. Several threads may call ``run`` at the same time.
 
-    model_path: an .onnx, which is compiled now; a compiled QPC (.bin); a pattern that matches one file; or a folder
-        with a programqpc.bin.
-    backend: ``aic`` (the default), a card with Qualcomm's SDK, or ``onnxruntime``, this CPU.
-    options_path: a YAML file of options; keywords override its keys.
-    options: see ``options/table.py``. If an option has no effect on the backend, the fallback policy applies.
+    model_path: an .onnx file, which is compiled now; a compiled QPC (.bin); a pattern that matches one of these; or a
+        folder with a programqpc.bin.
+    backend: ``aic`` (the default) is a card with Qualcomm's SDK; ``onnxruntime`` is this machine's CPU.
+    options_path: a YAML file of options.
+    options: override the file's. options/table.py lists them. For one without effect on the backend, the fallback
+        policy
+        applies.
 
-    Raises QaicModelError, QaicOptionError, QaicCompileError, and QaicUnavailableError, which lists what the SDK lacks.
+    Raises QaicModelError if the file cannot be opened.
+    Raises QaicOptionError for a wrong option.
+    Raises QaicCompileError if the compiler refuses the model.
+    Raises QaicUnavailableError, which lists the missing parts of the SDK or packages.
     """
 
     def __init__(
@@ -56,20 +61,26 @@ class Session:
 
     @property
     def model_input_shape_dict(self) -> ShapeDict:
-        """Maps each input's name to its shape and numpy dtype. Sizes that no option defines are symbols' names."""
+        """Each input's name -> its shape and numpy dtype.
+
+        A symbolic size that no option defines is its symbol's name.
+        """
         return ShapeDict.of(self._backend.inputs)
 
     @property
     def model_output_shape_dict(self) -> ShapeDict:
-        """Maps each output's name to its shape and numpy dtype."""
+        """Each output's name -> its shape and numpy dtype."""
         return ShapeDict.of(self._backend.outputs)
 
     def backend_options(self) -> dict[str, Any]:
-        """Return the options that may change after creation, and their present values."""
+        """Return the options that may change after creation, with their present values."""
         return self._backend.settable()
 
     def update_backend_options(self, **options: Any) -> None:
-        """Change options that ``backend_options`` lists. If one is refused, raises QaicOptionError and changes none."""
+        """Change options that ``backend_options`` returns.
+
+        For a wrong one it raises QaicOptionError and changes none.
+        """
         changed = self._options.changes(options)
         self._backend.update(changed)
         self._options.update(changed)
@@ -77,7 +88,7 @@ class Session:
     # --- running
 
     def setup(self) -> None:
-        """Load the network to the device now, instead of in the first ``run``."""
+        """Load the network to the device now. Without this call, the first ``run`` loads it."""
         self._backend.load()
 
     def reset(self) -> None:
@@ -85,7 +96,10 @@ class Session:
         self._backend.release()
 
     def run(self, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the model on arrays by input name; return arrays by output name. Raises QaicInputError, QaicRunError."""
+        """Run the model. Takes a dict from input name to array and returns a dict from output name to array.
+
+        Raises QaicInputError and QaicRunError.
+        """
         check_inputs(input_dict, self._inputs, self._backend.defaults)
         if self._metrics is None:
             return self._backend.run(input_dict)
@@ -103,12 +117,16 @@ class Session:
         inf_time: float | None = None,
         input_dict: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[int, float, float, int]:
-        """Return the inferences completed, the inferences a second, the seconds and the batch size.
+        """Return the completed inferences, the inferences a second, the seconds, and the batch size.
 
-        num_inferences: the number of inferences, by default 40. inf_time: a number of seconds to run instead.
-        input_dict: as in ``run``. By default the inputs are random, and sizes that are not numbers are 1. Only
-            inferences are timed, and the metrics do not include them.
-        Raises QaicOptionError if num_inferences and inf_time are both given, QaicInputError, QaicRunError.
+        num_inferences: the number of inferences; 40 if both this and ``inf_time`` are None.
+        inf_time: the seconds to run for, instead of a number of inferences.
+        input_dict: the inputs of every inference, as in ``run``. None means random inputs, with 1 for sizes that are
+            not
+            numbers.
+        Only inferences are timed, and ``get_metrics`` does not include them.
+        Raises QaicOptionError for a wrong number, or if num_inferences and inf_time are both given.
+        Raises QaicInputError and QaicRunError.
         """
         if num_inferences is not None and inf_time is not None:
             both = {"num_inferences": num_inferences, "inf_time": inf_time}
@@ -133,20 +151,24 @@ class Session:
     # --- what it took
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return count, percentiles, sum and mean of the latencies of ``run``, in seconds (see ``Metrics.summary``).
+        """Return the count, percentiles, sum and mean of the latencies of ``run`` in seconds, see ``Metrics.summary``.
 
-        Raises QaicMetricsError unless enable_metrics or enable_profiling is True.
+        Raises QaicMetricsError unless the option enable_metrics or enable_profiling is True.
         """
         if self._metrics is None:
             raise QaicMetricsError(call="get_metrics", needed="enable_metrics=True or enable_profiling=True")
         return self._metrics.summary()
 
     def print_metrics(self) -> None:
-        """Print the metrics of ``get_metrics`` in eleven lines. Raises QaicMetricsError if there are none."""
+        """Print the result of ``get_metrics`` in eleven lines. Raises QaicMetricsError as ``get_metrics`` does."""
         print(metrics_text.text(self.get_metrics()))
 
     def print_profile_data(self, n: int) -> None:
-        """Print which functions each of the first ``n`` runs called. Raises QaicMetricsError, QaicOptionError."""
+        """Print a table of the functions that were called, with their times, for each of the first ``n`` runs.
+
+        Raises QaicMetricsError unless the option enable_profiling is True.
+        Raises QaicOptionError unless ``n`` is an int of at least 1.
+        """
         if self._profiler is None:
             raise QaicMetricsError(call="print_profile_data", needed="enable_profiling=True")
         if type(n) is not int or n < 1:

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model: their shapes and types, checks of arrays, and random arrays."""
+"""The inputs and outputs of a model: their shapes and types, checks of input arrays, and random inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from dlinfer.vendor.qaic.errors import QaicInputError
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and type of an input or output. A size that is not a number is its symbol's name, or None without a name.
+    """The shape and type of an input or output.
 
-    shape: None if the model does not say how many dimensions there are.
+    shape: None if the model declares no shape. A size that is not a number is its symbol's name; None if it has no
+        name.
     """
 
     shape: tuple[int | str | None, ...] | None
@@ -21,12 +22,15 @@ class TensorInfo:
 
     @property
     def is_open(self) -> bool:
-        """Whether arrays of different shapes are allowed."""
+        """Whether arrays of different shapes are allowed here."""
         return self.shape is None or not all(isinstance(size, int) for size in self.shape)
 
 
 def sizes_of(shape: Sequence[Any]) -> tuple[int | str | None, ...]:
-    """Return sizes as numbers, names of symbols, or None. -1 and text without a letter, such as "?", name no symbol."""
+    """Return each size as a number, as its symbol's name, or as None if it has no name.
+
+    -1 and a text without a letter, such as "?", are sizes without a name.
+    """
     return tuple(_size(size) for size in shape)
 
 
@@ -37,9 +41,9 @@ def _size(size: Any) -> int | str | None:
 
 
 class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[Any]]]):
-    """Maps a name to a shape and a type. It can be used as a dict and as a method that returns it.
+    """A dict from name to shape and type. A call of the dict returns the dict itself.
 
-    Qualcomm's user guide calls ``session.model_input_shape_dict()``, its samples read
+    So both of Qualcomm's forms work: the user guide calls ``session.model_input_shape_dict()``, and the samples read
     ``session.model_input_shape_dict["data"]``.
     """
 
@@ -55,10 +59,10 @@ class ShapeDict(dict[str, tuple[tuple[int | str | None, ...] | None, np.dtype[An
 def check_inputs(
     inputs: Any, infos: Mapping[str, TensorInfo], defaults: Mapping[str, TensorInfo] | None = None
 ) -> None:
-    """Raise QaicInputError unless ``inputs`` has a numpy array of the right shape and type for every input.
+    """Raise QaicInputError unless ``inputs`` has an array of the right shape and type for every input in ``infos``.
 
-    defaults: inputs that may be left out, because the model has values for them.
-    Nothing is converted: a wrong type is the caller's mistake, not a reason for a silent copy.
+    defaults: inputs that the caller may leave out, because the model has values for them.
+    No array is converted: a wrong type is the caller's mistake, which a silent copy would hide.
     """
     if not isinstance(inputs, Mapping):
         raise QaicInputError(
@@ -96,9 +100,11 @@ def _text(info: TensorInfo, sizes: Mapping[str, int] | None = None) -> str:
 
 
 def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
-    """Return random arrays for all inputs; sizes that are not numbers are 1. Raises QaicInputError for an unknown rank.
+    """Return a random array for each input. Sizes that are not numbers become 1.
 
-    Floats are normally distributed. Integers are 0 or 1, which are valid for embeddings and masks.
+    Floats are normally distributed. Integers are 0 or 1, which are valid in embeddings and masks. Raises QaicInputError
+    for
+    an input without a declared shape.
     """
     generator = np.random.default_rng()
     arrays: dict[str, np.ndarray] = {}
@@ -117,6 +123,6 @@ def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
 
 
 def batch_size(inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the first size of the first input; 1 if the input is a scalar or if there are no inputs."""
+    """Return the first size of the first input; 1 if this input is a scalar or if there are no inputs."""
     first = next(iter(inputs.values()), None)
     return int(first.shape[0]) if first is not None and first.ndim else 1

@@ -1,1 +1,1 @@
-"""The backends that run a Session's model: a card, or ONNX Runtime on the CPU."""
+"""The two backends of a Session: a card, or ONNX Runtime on the CPU."""

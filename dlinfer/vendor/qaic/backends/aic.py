@@ -1,4 +1,4 @@
-"""The backend ``aic``: a Cloud AI card, driven through Qualcomm's package ``qaic``."""
+"""The backend ``aic``: a Cloud AI card, which Qualcomm's package ``qaic`` controls."""
 
 import tempfile
 from collections.abc import Mapping
@@ -66,7 +66,10 @@ class AicBackend:
         return {name: _shaped(values[name], info) for name, info in self.outputs.items()}
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Run the package's own benchmark, written in C++. It makes random inputs if ``inputs`` is None."""
+        """Run the benchmark of Qualcomm's package, which is written in C++.
+
+        ``inputs`` None lets it make random inputs.
+        """
         asked: dict[str, Any] = {"num_inferences": count} if seconds is None else {"inf_time": seconds}
         if inputs is not None:
             asked["input_dict"] = dict(inputs)
@@ -75,7 +78,7 @@ class AicBackend:
 
 
 def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Call a function of Qualcomm's package and return its result. Any error is raised as QaicRunError."""
+    """Call a function of Qualcomm's package and return its result. Turn any exception into QaicRunError."""
     try:
         return call(*arguments, **keywords)
     except Exception as cause:  # the package's classes are not published
@@ -85,7 +88,7 @@ def _asked(call: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _value(member: Any) -> Any:
-    """Return the value of a member, which is a method in Qualcomm's user guide and a property in its samples."""
+    """Return the value of a method or property. Qualcomm's user guide has methods where its samples have properties."""
     return _asked(member) if callable(member) else member
 
 
@@ -96,7 +99,7 @@ def _infos(member: Any) -> dict[str, TensorInfo]:
 
 
 def _shaped(value: Any, info: TensorInfo) -> np.ndarray:
-    """Return an output as an array of the model's shape. The package may return an array or a buffer."""
+    """Return an output, which may be an array or a buffer, as an array of the model's shape."""
     # Copy a buffer, so that the caller may write to it as to an array.
     array = value if isinstance(value, np.ndarray) else np.frombuffer(value, info.dtype).copy()
     if info.is_open or info.shape is None:

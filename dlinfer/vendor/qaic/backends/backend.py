@@ -1,4 +1,4 @@
-"""The interface of a Session's backend, which runs the model on a card (Qualcomm's package) or a CPU (ONNX Runtime)."""
+"""The interface of a Session's backend, which runs the model on a card or on ONNX Runtime."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,14 +9,14 @@ from dlinfer.vendor.qaic.tensors import TensorInfo
 
 Arrays = Mapping[str, np.ndarray]
 Benchmark = tuple[int, float, float, int]
-"""Four numbers: the inferences that were completed, the inferences a second, the seconds, and the batch size."""
+"""Completed inferences, inferences a second, seconds, and batch size."""
 
 
 class Backend(Protocol):
-    """A compiled model, created from its path and Options. Several threads may call ``run`` at the same time.
+    """A compiled model, created from a model file and Options. Several threads may call ``run`` at the same time.
 
-    inputs, outputs: known from creation on, even while the network is not loaded. defaults: inputs that may be left
-    out, because the model has their values.
+    inputs, outputs: the shapes and types by name. They are known even while the network is not loaded.
+    defaults: the inputs that a caller may leave out, because the model has values for them.
     """
 
     inputs: Mapping[str, TensorInfo]
@@ -24,25 +24,28 @@ class Backend(Protocol):
     outputs: Mapping[str, TensorInfo]
 
     def settable(self) -> dict[str, Any]:
-        """Return the options that may change after creation, and their present values."""
+        """Return the options that may change after creation, with their present values."""
         ...
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Change options that ``settable`` lists."""
+        """Set new values of options that ``settable`` returns."""
         ...
 
     def load(self) -> None:
-        """Load the network unless it is loaded."""
+        """Load the network to the device if it is not loaded."""
         ...
 
     def release(self) -> None:
-        """Release the loaded network's resources. The next ``run`` loads it again."""
+        """Release the device's resources that the network uses. The next ``run`` loads the network again."""
         ...
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Run one inference on checked inputs."""
+        """Run one inference. inputs: arrays that ``check_inputs`` has accepted."""
         ...
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Time ``count`` inferences, or as many as fit into ``seconds``, with checked inputs or else random ones."""
+        """Run ``count`` inferences, or as many as start within ``seconds``, and return their times.
+
+        inputs: arrays that ``check_inputs`` has accepted; None means random arrays.
+        """
         ...

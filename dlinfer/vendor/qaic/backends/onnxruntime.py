@@ -1,7 +1,7 @@
-"""The backend ``onnxruntime``: it runs the same .onnx on this machine's CPU, without a card.
+"""The backend ``onnxruntime``, which runs the user's .onnx on this machine's CPU, without a card.
 
-The options use a card's terms. Here an instance runs one inference at a time, and all instances share the weights. An
-AI core is a thread of an inference. Compiling is ONNX Runtime's optimisation for this CPU.
+The options use a card's terms. Here an instance is a thread of the benchmark that runs one inference at a time; all
+instances share the weights. An AI core is a thread within an inference. Compiling means ONNX Runtime's optimisation.
 """
 
 import functools
@@ -39,8 +39,10 @@ HONOURED = ("aic_num_cores", "convert_to_fp16", "onnx_define_symbol", "output_di
 class OnnxruntimeBackend:
     """A model in ONNX Runtime's CPU provider.
 
-    Raises QaicUnavailableError, QaicModelError and QaicCompileError. If the fallback policy is ``error``, options
-    without effect raise QaicOptionError.
+    Raises QaicUnavailableError if the package onnxruntime is missing.
+    Raises QaicModelError for a QPC, and for an input or output whose type numpy lacks.
+    Raises QaicCompileError if ONNX Runtime refuses the model.
+    Raises QaicOptionError for an option that has no effect here, if the fallback policy is ``error``.
     """
 
     def __init__(self, model: ModelFile, options: Options) -> None:
@@ -72,15 +74,18 @@ class OnnxruntimeBackend:
         return infos
 
     def settable(self) -> dict[str, Any]:
-        """Return num_activations, set_size and dev_id."""
+        """Return num_activations, set_size and dev_id, with their present values."""
         return {**DEFAULTS, **self._options.of_stage("run")}
 
     def update(self, changed: Mapping[str, Any]) -> None:
-        """Accept the changes. Nothing is loaded again, because instances are only threads of a benchmark."""
+        """Accept changes of options.
+
+        There is nothing to load again, since an instance is only a thread of the benchmark.
+        """
         without_effect(changed, _ignored_run(changed))
 
     def load(self) -> None:
-        """Compile the model, if ``release`` dropped the compiled one."""
+        """Compile the model again, if ``release`` has dropped the compiled model."""
         self._session()
 
     def release(self) -> None:
@@ -97,7 +102,10 @@ class OnnxruntimeBackend:
         return dict(zip(self.outputs, values, strict=True))
 
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
-        """Time inferences in one thread for each instance, with inputs and outputs bound to memory of its own."""
+        """Run inferences in one thread for each instance, and return their times.
+
+        The inputs and outputs of each thread are bound to the thread's own memory.
+        """
         arrays = random_inputs(self.inputs) if inputs is None else inputs
         session = self._session()
         try:
@@ -114,7 +122,7 @@ class OnnxruntimeBackend:
         return completed, completed / taken, taken, batch_size(arrays)
 
     def _bound(self, session: Any, arrays: Arrays) -> functools.partial[Any]:
-        """Return a function that runs these inputs once, and always writes into the outputs that are allocated here."""
+        """Return a function that runs the model once on ``arrays``. Every call writes into the same outputs."""
         import onnxruntime
 
         first = session.io_binding()
@@ -181,7 +189,7 @@ class OnnxruntimeBackend:
 
     @contextmanager
     def _prepared(self) -> Iterator[str]:
-        """Yield the path of the model to compile: the user's file, or an fp16 copy that is deleted at the end."""
+        """Yield the path of the model to compile: the user's file, or an fp16 copy, which is deleted at the end."""
         if not self._options.get("convert_to_fp16"):
             yield str(self._model.path)
             return
@@ -192,7 +200,7 @@ class OnnxruntimeBackend:
 
 
 def _convert_to_fp16(source: str, target: str) -> None:
-    """Write a copy of a model that computes in fp16. Its inputs and outputs keep their types, as on a card."""
+    """Write a copy of a model that computes in fp16. Its inputs and outputs keep their types, as they do on a card."""
     try:
         import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -214,9 +222,9 @@ def _convert_to_fp16(source: str, target: str) -> None:
 
 
 def _read_weights(model: Any, folder: Path) -> None:
-    """Read a model's external weights into the model. Raises ValueError and OSError.
+    """Read the external files of a model's weights into the model. Raises ValueError and OSError.
 
-    onnx refuses files behind symbolic links, such as those in a model hub's cache; ONNX Runtime takes them.
+    onnx itself refuses files behind symbolic links, as a model hub's cache has them, but ONNX Runtime takes such files.
     """
     for tensor in model.graph.initializer:
         said = {entry.key: entry.value for entry in tensor.external_data}
@@ -264,7 +272,7 @@ def _info(tensor: Any, model: ModelFile) -> TensorInfo:
 
 
 def _open_sizes(infos: Mapping[str, TensorInfo]) -> str:
-    """Return the input sizes that are not numbers, as text for a message."""
+    """Return a text that names all input sizes that are not numbers, for a message."""
     sizes = {
         f"{name}[{dim}]" if size is None else size: None
         for name, info in infos.items()

@@ -1,4 +1,4 @@
-"""Timing loops: one thread for each instance, which does nothing but run inferences."""
+"""The loops of a benchmark. Each instance has a thread, which does nothing but run inferences."""
 
 import itertools
 import threading
@@ -10,11 +10,14 @@ Run = Callable[[], object]
 
 
 def run_loops(runs: Sequence[Run], count: int | None, seconds: float | None) -> tuple[int, float]:
-    """Return two numbers: the inferences completed, and the seconds from the first start to the last end.
+    """Return the number of completed inferences, and the seconds from the first start to the last end.
 
-    runs: one function for each instance. They must release the GIL, or they would not overlap. Each runs once before
-    the clock starts. count: the number of inferences of all instances together, or None. seconds: if ``count`` is None,
-    no inference starts later than this. Raises the errors of ``runs``.
+    runs: for each instance, the function that runs one inference. It must release the GIL, or instances would not
+        overlap.
+        Each function runs once before the clock starts.
+    count: the number of inferences of all instances together, or None.
+    seconds: if ``count`` is None, no inference starts after this time.
+    Raises the errors of ``runs``.
     """
     if count is not None:
         runs = runs[:count]

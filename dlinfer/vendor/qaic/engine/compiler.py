@@ -1,7 +1,7 @@
-"""Compile an ONNX model into a QPC with the SDK's command-line compiler, in a process of its own.
+"""Compile an ONNX model into a QPC by the SDK's command-line compiler, in a separate process.
 
-The package ``qaic`` can compile too, but not in a process that has imported torch, as a note in the source of
-Qualcomm's page says (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md).
+Qualcomm's package ``qaic`` can compile too, but not in a process that has imported torch. A note in the source of
+Qualcomm's page says this (quic/cloud-ai-sdk-pages, docs/Python-API/qaic/qaic.md).
 """
 
 import os
@@ -23,7 +23,10 @@ NO_FLAGS = ("output_dir", "compile_only")  # the caller's, or on every line
 
 
 def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any]) -> list[str]:
-    """Return the command line that compiles ``model`` into ``folder``, which must not exist yet."""
+    """Return the command line that compiles ``model`` into the new folder ``folder``.
+
+    options: those of the compiler.
+    """
     line = [
         str(compiler),
         f"-m={model}",
@@ -39,10 +42,11 @@ def command(compiler: Path, model: Path, folder: Path, options: Mapping[str, Any
 
 
 def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mapping[str, Any]) -> Path:
-    """Compile a model into ``output_dir``; return the QPC's path. Raises QaicCompileError.
+    """Compile a model into ``output_dir``, and return the path of the QPC. Raises QaicCompileError.
 
-    The compiler writes to a temporary folder in ``output_dir``. After a success, its files replace those of the same
-    names; other files in ``output_dir`` stay.
+    The compiler writes into a temporary folder. After its success, the new files move to ``output_dir`` and replace
+    files
+    with the same names. Other files in ``output_dir`` stay.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

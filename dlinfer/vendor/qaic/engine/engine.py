@@ -1,4 +1,4 @@
-"""The graph engine ``qaic``: it exports a region to an .onnx file and runs it in a Session."""
+"""The graph engine ``qaic``, which exports a region to an .onnx file and runs it in a Session."""
 
 import tempfile
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ from dlinfer.vendor.qaic.options.table import OPTIONS
 from dlinfer.vendor.qaic.session import BACKENDS, Session
 
 OWN = ("onnx_define_symbol", "output_dir", "enable_metrics", "enable_profiling")
-"""Session options that the engine does not take, because they are about one model's symbols, files and runs."""
+"""Options of a Session that the engine does not take: each is about the symbols, files or runs of one model."""
 
 CHANGING_SIZES = (
     "its sizes change between calls, but a QPC is compiled for fixed sizes (dynamic=False fixes them)"
@@ -31,12 +31,15 @@ CHANGING_SIZES = (
 TYPES = frozenset(
     getattr(torch, name) for name in "float16 float32 float64 int8 int16 int32 int64 uint8 bool".split()
 )
-"""The dtypes of a Session's arrays. numpy has no bfloat16."""
+"""The dtypes that arrays of a Session can have. numpy has no bfloat16."""
 
 
 @dataclass(frozen=True)
 class QaicEngineOptions(EngineOptions):
-    """Options of the engine. backend: ``aic`` or ``onnxruntime``. session: options of the Session except ``OWN``."""
+    """Options of the engine.
+
+    backend: the Session's backend, ``aic`` or ``onnxruntime``. session: the Session's options by name, except ``OWN``.
+    """
 
     backend: str = "aic"
     session: Mapping[str, Any] = field(default_factory=dict)
@@ -55,13 +58,13 @@ class QaicEngineOptions(EngineOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "QaicEngineOptions":
-        """Return options from the user's mapping. Raises CompileOptionError."""
+        """Return the options in a user's dict. Raises CompileOptionError."""
         session = {name: value for name, value in options.items() if name != "backend"}
         return cls(options.get("backend", "aic"), session)
 
 
 class QaicEngine(OnnxEngine[QaicEngineOptions]):
-    """Runs regions in Qualcomm's Session."""
+    """Runs regions of a graph in Qualcomm's Session."""
 
     name = "qaic"
     options_type = QaicEngineOptions
@@ -72,11 +75,14 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
     )
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return the reason to refuse a dtype that numpy does not have; None for all others."""
+        """Return a reason to refuse a dtype if numpy lacks it; else None."""
         return None if dtype in TYPES else f"it uses {dtype}, which a Session's numpy arrays cannot have"
 
     def lower(self, function: Function, options: QaicEngineOptions, policy: str) -> OnnxLowered:
-        """Convert the function to ONNX. Raises QaicUnavailableError if backend is ``aic`` and the SDK is missing."""
+        """Convert the function to ONNX.
+
+        Raises QaicUnavailableError if the backend is ``aic`` and the SDK is missing.
+        """
         if options.backend == "aic":
             _require_sdk()
             if not all(map(_is_fixed, map(fake, function.inputs))):
@@ -87,7 +93,10 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
         return lowered
 
     def session(self, model: OnnxModel, options: QaicEngineOptions) -> KitSession:
-        """Return a Session of the model. The model's file is deleted, since the backend has copied the weights."""
+        """Return a function that runs the model in a new Session.
+
+        The Session reads the model from a temporary file, which is deleted: the backend keeps a copy of the weights.
+        """
         with tempfile.TemporaryDirectory(prefix="dlinfer-qaic-") as folder:
             try:
                 session = Session(model.save(Path(folder)), backend=options.backend, **options.session)
@@ -103,7 +112,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return whether a value is a tensor whose sizes are numbers, so the same at each call."""
+    """Return whether a value is a tensor whose sizes are numbers, so that they are the same in every call."""
     return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
 
 

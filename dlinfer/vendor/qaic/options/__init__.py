@@ -1,1 +1,1 @@
-"""The options of a Session: one option, the table of all options, one Session's options, and a YAML file of options."""
+"""The options of a Session: one option, the table of all options, a Session's own options, and YAML files."""

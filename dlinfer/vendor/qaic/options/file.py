@@ -1,4 +1,4 @@
-"""Options from a YAML file."""
+"""Read a Session's options from a YAML file."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,10 @@ from dlinfer.vendor.qaic.errors import QaicOptionError, QaicUnavailableError
 
 
 def read_options(path: Any) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Tags that create Python objects are refused.
+    """Return the options in a YAML file, which must be a mapping. YAML tags that create Python objects are refused.
 
-    Raises QaicOptionError if the file is missing or holds no mapping, and QaicUnavailableError without pyyaml.
+    Raises QaicOptionError if the file cannot be read or is not a mapping.
+    Raises QaicUnavailableError if pyyaml is not installed.
     """
     try:
         import yaml

@@ -1,4 +1,4 @@
-"""One option of a Session: its name, its allowed values, and the stage that it acts at."""
+"""One option of a Session: its name, its allowed values, and the stage that uses it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,12 +8,20 @@ from typing import Any, Literal
 from dlinfer.vendor.qaic.errors import QaicOptionError
 
 Stage = Literal["run", "session", "compile"]
-"""``run``: may change after creation. ``session``: fixed at creation. ``compile``: for the card's compiler."""
+"""The stage that uses an option.
+
+``run``: running; the option may change after the Session's creation.
+``session``: creating the Session; the option is fixed then.
+``compile``: compiling for a card; the option is the compiler's.
+"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of values. words: its name for messages. read: returns the value to store, or None for a wrong value."""
+    """The allowed values of an option.
+
+    words: a description for messages. read: a function that returns the value to store; None for a value not allowed.
+    """
 
     words: str
     read: Callable[[Any], Any]
@@ -37,23 +45,23 @@ def _span(low: float | None, high: float | None) -> str:
 
 
 def integer(low: int | None = None, high: int | None = None) -> Kind:
-    """Return the kind of values that are an int within bounds."""
+    """Allow an int from ``low`` to ``high``. None means no bound."""
     return Kind(f"an int{_span(low, high)}", _number((int,), low, high))
 
 
 def number(low: float | None = None, high: float | None = None) -> Kind:
-    """Return the kind of values that are a float or an int within bounds."""
+    """Allow a float or an int from ``low`` to ``high``. None means no bound."""
     return Kind(f"a number{_span(low, high)}", _number((int, float), low, high))
 
 
 def choice(*allowed: str) -> Kind:
-    """Return the kind of values that are one of the given words."""
+    """Allow each of the given words."""
     words = "one of " + ", ".join(repr(item) for item in allowed)
     return Kind(words, lambda value: value if isinstance(value, str) and value in allowed else None)
 
 
 def list_of(kind: type) -> Kind:
-    """Return the kind of values that are a list or tuple with items of one type. It is stored as a tuple."""
+    """Allow a list or tuple with items of the type ``kind``. It is stored as a tuple."""
 
     def read(value: Any) -> tuple[Any, ...] | None:
         right = isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
@@ -84,11 +92,11 @@ SYMBOLS = Kind("a dict or a list of pairs, with each symbol's name and its size 
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """A row of the table of options.
 
-    flag: the option's flag on the compiler's command line. Empty: the name with dashes, which is the rule of Qualcomm's
-        own tools (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
-    spelled: what follows the flag for True, and what for False. None: the flag is left out.
+    flag: the option's flag on the compiler's command line. Empty means the name with dashes, which is the rule of
+        Qualcomm's own tools (``generate_bin`` of cloud-ai-sdk, QEfficient's ``compile``).
+    spelled: for a bool option, the text after the flag for True, and the text for False. None leaves the flag out.
     """
 
     name: str
@@ -99,14 +107,14 @@ class Option:
     spelled: tuple[str | None, str | None] = ("", None)
 
     def parse(self, value: Any) -> Any:
-        """Return the value as it is stored. Raises QaicOptionError if it is not allowed."""
+        """Return the value to store for a user's value. Raises QaicOptionError if it is not allowed."""
         parsed = self.kind.read(value)
         if parsed is None:
             raise QaicOptionError(option=self.name, given=value, expected=self.kind.words)
         return parsed
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the compiler's arguments for a stored value."""
+        """Return the arguments of the compiler's command line for a stored value."""
         flag = "-" + (self.flag or self.name.replace("_", "-"))
         if isinstance(value, bool):
             ending = self.spelled[0 if value else 1]

@@ -1,4 +1,7 @@
-"""The checked options of one Session, from keywords and a YAML file. Mistakes are reported with a hint."""
+"""The checked options of one Session, given as keywords and in a YAML file.
+
+An unknown name raises an error with a hint.
+"""
 
 import difflib
 import sys
@@ -16,11 +19,14 @@ DEFAULTS = {"num_activations": 1, "set_size": 10, "dev_id": 0}
 
 
 class QaicOptionWarning(UserWarning):
-    """An option has no effect on this backend, or is spelled as in only some of Qualcomm's texts."""
+    """An option has no effect on the backend, or has a name that only some of Qualcomm's texts use."""
 
 
 class Options(Mapping[str, Any]):
-    """A user's options: right name to stored value. Options of the stage ``run`` may change."""
+    """The options of one Session, as a mapping from an option's name to its stored value.
+
+    Variants of a name are replaced by the name in the table. Only options of the stage ``run`` may change.
+    """
 
     def __init__(self, options: Mapping[str, Any], source: str = "Session") -> None:
         self._values = _checked(options, source)
@@ -33,7 +39,10 @@ class Options(Mapping[str, Any]):
 
     @classmethod
     def of(cls, in_file: Mapping[str, Any], keywords: Mapping[str, Any]) -> "Options":
-        """Parse the options of a file and of keywords. A keyword overrides the file's key. Raises QaicOptionError."""
+        """Return the checked options of a file and of keywords. A keyword overrides the file.
+
+        Raises QaicOptionError.
+        """
         return cls({**_checked(in_file, "options_path"), **_checked(keywords, "Session")})
 
     def __getitem__(self, name: str) -> Any:
@@ -49,7 +58,10 @@ class Options(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
 
     def changes(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return checked changes of ``run`` options by their right names, not yet applied. Raises QaicOptionError."""
+        """Check new values of ``run`` options and return them by the table's names, without a change of this object.
+
+        Raises QaicOptionError.
+        """
         changed = _checked(options, "update_backend_options")
         for name, value in changed.items():
             if OPTIONS[name].stage != "run":
@@ -91,9 +103,10 @@ def _right_name(key: Any, value: Any, source: str) -> str:
 
 
 def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Apply the fallback policy to options that have no effect on a backend. reasons: name of an option to the reason.
+    """Apply the fallback policy to options that have no effect on a backend.
 
-    Under ``allow`` nothing happens, under ``warn`` a warning is given, under ``error`` QaicOptionError is raised.
+    reasons: the name of such an option -> the reason why it has no effect. values: option's name -> value.
+    ``allow`` does nothing, ``warn`` gives one warning, and ``error`` raises QaicOptionError.
     """
     policy = settings.current().fallback
     if policy == "allow" or not reasons:
@@ -111,7 +124,7 @@ def without_effect(values: Mapping[str, Any], reasons: Mapping[str, str]) -> Non
 
 
 def _outside() -> int:
-    """Return the stack level of the first caller outside this package, so that warnings point at the user's line."""
+    """Return the stack level of the first caller outside dlinfer, so that a warning shows the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dlinfer."):
         level, frame = level + 1, frame.f_back

@@ -1,8 +1,8 @@
-"""Every option of a Session, as rows.
+"""The table of all options of a Session.
 
-Names, types and meanings are Qualcomm's: the keyword table of docs/Python-API/qaic/qaic.md in quic/cloud-ai-sdk-pages
-and, where marked, the samples of quic/cloud-ai-sdk. Two rows for TensorFlow and PyTorch models are left out
-(``output_node_names``, ``model_inputs``), since a Session takes .onnx.
+The names, types and meanings are Qualcomm's. They come from the keyword table of docs/Python-API/qaic/qaic.md in
+quic/cloud-ai-sdk-pages and, where marked, from the samples of quic/cloud-ai-sdk. The options ``output_node_names`` and
+``model_inputs`` are left out: they are for TensorFlow and PyTorch models, but a Session takes .onnx.
 """
 
 from dlinfer.vendor.qaic.options.option import (
