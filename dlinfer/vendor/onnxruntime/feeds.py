@@ -38,8 +38,7 @@ def fed(
     """Return a copy of the graph that takes feeds, and the feeds in the order of the copy's placeholders.
 
     steady: indices of inputs that the graph does not write and that are the same tensors at each call. Only views of
-        these
-        inputs become feeds.
+        these inputs become feeds.
     accuracy_level: how products with packed weights round, see ``OrtOptions``.
     The copy lacks inputs that no node reads.
     """

@@ -15,9 +15,8 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
     """Return the indices of inputs whose memory the session may overwrite with their new contents while it runs.
 
     ONNX Runtime does not know that old and new contents share memory, so it does not order or copy reads to protect
-    them.
-    An input is therefore safe only if the node that computes its new contents is the only node that reads it. This node
-    must also read each element at the place where it writes it.
+    them. An input is therefore safe only if the node that computes its new contents is the only node that reads it.
+    This node must also read each element at the place where it writes it.
     writes: for each output of the function, the index of the input whose new contents it is; None for other outputs.
     """
     inputs = {feed.index: value for feed, value in zip(feeds, graph.model.graph.inputs, strict=True)}

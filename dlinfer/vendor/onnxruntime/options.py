@@ -58,15 +58,12 @@ class OrtOptions(EngineOptions):
     inter_op_threads: the number of ops that run at once if execution_mode is ``parallel``; 0 lets ONNX Runtime decide.
     execution_mode: ``sequential`` or ``parallel``.
     weights: ``shared`` passes torch's own memory to every run. ``constant`` builds weights into the session, which
-        copies
-        them and may fold and repack them; if a weight changes, a new session is made. Empty means ``shared`` if the CPU
-        provider is the only one, else ``constant``, since other providers compile weights in.
+        copies them and may fold and repack them; if a weight changes, a new session is made. Empty means ``shared`` if
+        the CPU provider is the only one, else ``constant``, since other providers compile weights in.
     accuracy_level: how products with 4-bit weights may round their input, as a number of the op MatMulNBits. 0 and 1
-        keep
-        float32; 4 rounds to 8 bits; 2 (float16) and 3 (bfloat16) are for other providers than the CPU's.
+        keep float32; 4 rounds to 8 bits; 2 (float16) and 3 (bfloat16) are for other providers than the CPU's.
     ep_context: the folder of compiled models (ONNX Runtime's EP context models). The first compilation of a model
-        writes a
-        file there, and later ones load it. This needs a provider that writes such models.
+        writes a file there, and later ones load it. This needs a provider that writes such models.
     """
 
     providers: tuple[str, ...] = option((CPU,), _providers)

@@ -18,8 +18,7 @@ class CallRow:
     """One function in a profiled run.
 
     where: file, line and name of the function. own_seconds, total_seconds: its time without and with the functions that
-        it
-        calls.
+        it calls.
     """
 
     where: tuple[str, int, str]

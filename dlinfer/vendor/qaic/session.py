@@ -33,8 +33,7 @@ class Session:
     backend: ``aic`` (the default) is a card with Qualcomm's SDK; ``onnxruntime`` is this machine's CPU.
     options_path: a YAML file of options.
     options: override the file's. options/table.py lists them. For one without effect on the backend, the fallback
-        policy
-        applies.
+        policy applies.
 
     Raises QaicModelError if the file cannot be opened.
     Raises QaicOptionError for a wrong option.
@@ -122,8 +121,7 @@ class Session:
         num_inferences: the number of inferences; 40 if both this and ``inf_time`` are None.
         inf_time: the seconds to run for, instead of a number of inferences.
         input_dict: the inputs of every inference, as in ``run``. None means random inputs, with 1 for sizes that are
-            not
-            numbers.
+            not numbers.
         Only inferences are timed, and ``get_metrics`` does not include them.
         Raises QaicOptionError for a wrong number, or if num_inferences and inf_time are both given.
         Raises QaicInputError and QaicRunError.

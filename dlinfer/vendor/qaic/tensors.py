@@ -103,8 +103,7 @@ def random_inputs(infos: Mapping[str, TensorInfo]) -> dict[str, np.ndarray]:
     """Return a random array for each input. Sizes that are not numbers become 1.
 
     Floats are normally distributed. Integers are 0 or 1, which are valid in embeddings and masks. Raises QaicInputError
-    for
-    an input without a declared shape.
+    for an input without a declared shape.
     """
     generator = np.random.default_rng()
     arrays: dict[str, np.ndarray] = {}

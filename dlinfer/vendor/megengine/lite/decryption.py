@@ -46,8 +46,7 @@ class DecryptionFunction:
         """Answer the library's two calls, which both come in one thread.
 
         The first call has no ``out`` and asks for the decrypted size. The second call asks to fill ``out``, which has
-        that
-        size."""
+        that size."""
         try:
             source, secret = _bytes(data, size), _bytes(key, key_size)
             if out:
@@ -97,10 +96,8 @@ def damage(decryption_name: str, data: memoryview) -> str | None:
     """Return a reason not to decrypt ``data``, if no built-in method could have written it; else None.
 
     A method that the user registered always gets None. The library itself does not check the size of ``data``.
-    AES_default
-    writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8 bytes. The RC4 methods
-    write
-    words of 8 bytes; the last word is a checksum."""
+    AES_default writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8 bytes. The
+    RC4 methods write words of 8 bytes; the last word is a checksum."""
     if decryption_name == "AES_default":
         body = len(data) - 24
         if body < 16 or body % 16:

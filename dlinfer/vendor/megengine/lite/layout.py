@@ -19,8 +19,7 @@ class LiteLayout(ctypes.Structure):
 
     shape: up to 6 sizes; None for an unknown layout. dtype: anything that ``lite_type`` takes; float32 by default.
     Readable are ``shapes`` (a list), ``ndim``, ``data_type`` (the LiteDataType's number) and ``dtype`` (the numpy
-    type).
-    Writable are ``shapes`` and ``data_type``. A wrong value raises LiteArgumentError."""
+    type). Writable are ``shapes`` and ``data_type``. A wrong value raises LiteArgumentError."""
 
     _fields_ = [
         ("_shapes", ctypes.c_size_t * _PLACES),

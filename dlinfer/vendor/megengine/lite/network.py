@@ -160,8 +160,7 @@ class LiteNetwork(NetworkSettings):
 
         A thread of the library calls ``async_callback``, and then the finish callback if there is one. If one of these
         callbacks raises, the next ``wait`` or ``forward`` raises LiteCallbackError. Raises LiteError if the network
-        writes a
-        profile of its runs."""
+        writes a profile of its runs."""
         call = "async_with_callback"
         if self._profiled:
             raise LiteError(call=call, detail=ASYNCHRONOUS_PROFILE)

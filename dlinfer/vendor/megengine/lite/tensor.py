@@ -204,10 +204,8 @@ class LiteTensor:
         """Copy data into the tensor, which must be on the CPU or page-locked.
 
         data: a list, an ndarray or a c_void_p. A list's numbers replace the tensor's first elements. An ndarray is
-            copied
-            whole; if its size in bytes differs from the tensor's, the tensor takes the ndarray's layout. From the
-            address in
-            a c_void_p, as many bytes are copied as the tensor has.
+            copied whole; if its size in bytes differs from the tensor's, the tensor takes the ndarray's layout. From
+            the address in a c_void_p, as many bytes are copied as the tensor has.
         data_length: for a c_void_p without ``layout``, the tensor's size in bytes.
         layout: the tensor's new layout; None keeps the old one, except for an ndarray of another size.
         Raises LiteArgumentError. The module ``dtypes`` lists the conversions."""
@@ -236,8 +234,7 @@ class LiteTensor:
         """Use the caller's memory without a copy.
 
         data: a contiguous ndarray, or a c_void_p. An ndarray needs a tensor that is on the CPU or page-locked, and is
-            kept
-            alive. The memory at a c_void_p must be on the tensor's device and exist as long as the tensor uses it.
+            kept alive. The memory at a c_void_p must be on the tensor's device and exist as long as the tensor uses it.
         length: for a c_void_p without ``layout``, the tensor's size in bytes.
         layout: the tensor's new layout; None keeps the old one, except for an ndarray of another size.
         Raises LiteArgumentError."""
@@ -304,8 +301,7 @@ class LiteTensor:
         """Return the tensor's memory as an ndarray without a copy. Later writes and the next run change the array.
 
         The memory exists as long as the array does, even if the tensor is given other memory. Raises LiteArgumentError
-        unless
-        the tensor is contiguous and on the host."""
+        unless the tensor is contiguous and on the host."""
         self._for_host("get_data_by_share")
         layout = self.layout
         if not self.nbytes:

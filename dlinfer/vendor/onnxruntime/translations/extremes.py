@@ -61,8 +61,7 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """Write a clamp between two tensors. One of them may be None.
 
     If ``self`` or a bound is NaN, the result is NaN. If ``self`` equals a bound, the result is ``self``, which keeps
-    the
-    sign of a zero.
+    the sign of a zero.
     """
     result = self
     if _is_float(self):

@@ -13,8 +13,7 @@ def run_loops(runs: Sequence[Run], count: int | None, seconds: float | None) -> 
     """Return the number of completed inferences, and the seconds from the first start to the last end.
 
     runs: for each instance, the function that runs one inference. It must release the GIL, or instances would not
-        overlap.
-        Each function runs once before the clock starts.
+        overlap. Each function runs once before the clock starts.
     count: the number of inferences of all instances together, or None.
     seconds: if ``count`` is None, no inference starts after this time.
     Raises the errors of ``runs``.

@@ -45,8 +45,7 @@ def compile_model(compiler: Path, model: Path, output_dir: Path, options: Mappin
     """Compile a model into ``output_dir``, and return the path of the QPC. Raises QaicCompileError.
 
     The compiler writes into a temporary folder. After its success, the new files move to ``output_dir`` and replace
-    files
-    with the same names. Other files in ``output_dir`` stay.
+    files with the same names. Other files in ``output_dir`` stay.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

@@ -75,8 +75,7 @@ def from_list(values: list[Any], dtype: np.dtype, call: str) -> np.ndarray:
     """Return a list of numbers as an array of ``dtype``. Raises LiteArgumentError.
 
     A floating ``dtype`` rounds the numbers, but refuses a finite number that would become infinite. An integer
-    ``dtype``
-    takes only integers in its range."""
+    ``dtype`` takes only integers in its range."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:  # ragged, or beyond 64 bits
