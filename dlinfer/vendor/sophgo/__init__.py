@@ -1,7 +1,7 @@
-"""The sophgo vendor: a graph engine of this name, and sophon-sail's API, on a Sophgo chip or its emulator.
+"""The sophgo vendor: the graph engine ``sophgo``, and sophon-sail's API, on a Sophgo chip or an emulator of it.
 
-Write ``from dlinfer.vendor.sophgo import sail`` for the API. BMRuntime, the SDK's runtime, is loaded in a worker
-process, never in this one."""
+Import the API by ``from dlinfer.vendor.sophgo import sail``. BMRuntime, the SDK's C library that runs models, is loaded
+only in a worker process, never in this process."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""Every error of Sophgo's runtime, of sail and of the compiler, in the form of ``dlinfer.errors``."""
+"""All errors of Sophgo's runtime, of sail and of the compiler, in the form of ``dlinfer.errors``."""
 
 from dlinfer.errors import DlinferError
 
 
 class SophgoUnavailableError(DlinferError, RuntimeError):
-    """This machine lacks a Sophgo chip or emulator, or a package."""
+    """This machine lacks a Sophgo chip and its emulator, or a package."""
 
     message = "{what} is not available: {reason}."
     next_step = "{advice}."
@@ -18,14 +18,14 @@ class SophgoModelError(DlinferError, ValueError):
 
 
 class SophgoCallError(DlinferError, ValueError):
-    """A call of the Sophgo runtime or of sail got a bad argument. Nothing has been changed."""
+    """The caller passed a bad argument to the Sophgo runtime or to sail. Nothing was changed."""
 
     message = "{call}: {detail}."
     next_step = "docs/vendors/sophgo.md describes the calls and their arguments."
 
 
 class SophgoRuntimeError(DlinferError, RuntimeError):
-    """BMRuntime or bmlib refused a call or failed at it. Their worker process is still running."""
+    """BMRuntime or bmlib, the SDK's C libraries, refused a call or failed. The worker process is still running."""
 
     message = "{chip} failed at {call!r} ({kind}): {detail}."
     next_step = (
@@ -34,21 +34,21 @@ class SophgoRuntimeError(DlinferError, RuntimeError):
 
 
 class SophgoWorkerError(DlinferError, RuntimeError):
-    """The worker process that runs BMRuntime has ended, and with it every engine and tensor on its devices."""
+    """The worker process that runs BMRuntime has ended. All engines and tensors on its devices are lost."""
 
     message = "the worker of {chip} {how}; the call was {call!r}{log}."
     next_step = "open the model again: a new engine starts a new worker."
 
 
 class SophgoTimeoutError(SophgoWorkerError, TimeoutError):
-    """BMRuntime did not answer in time. Its worker process was killed."""
+    """BMRuntime did not answer in time, so its worker process was killed."""
 
     message = "the worker of {chip} did not answer {call!r} in {seconds} seconds and was killed{log}."
     next_step = "open the model again; DLINFER_SOPHGO_TIMEOUT sets the time limit."
 
 
 class SophgoOptionError(DlinferError, ValueError):
-    """A value of an option of Sophgo's compiler or of the engine sophgo is not valid."""
+    """An option of Sophgo's compiler or of the engine sophgo has a wrong value."""
 
     message = "sophgo: {option}={given!r} is not valid. Expected {expected}."
     next_step = "docs/vendors/sophgo_compile.md lists the options."
@@ -62,7 +62,7 @@ class SophgoCompileError(DlinferError, RuntimeError):
 
 
 class SophgoLlmError(DlinferError, ValueError):
-    """A bmodel is not a language model of `dlinfer compile --engine sophgo`, or cannot serve the call."""
+    """A bmodel is not a language model that `dlinfer compile --engine sophgo` wrote, or it cannot serve the call."""
 
     message = "the bmodel cannot be used to generate: {detail}."
     next_step = "compile it with `dlinfer compile --engine sophgo`; `model_tool --info` shows its content."

@@ -1,7 +1,7 @@
-"""The recipe of Sophgo's toolchain: compiler, BMRuntime and chip emulators, all from the package tpu_mlir.
+"""The recipe of Sophgo's toolchain: the compiler, BMRuntime and chip emulators, all in the package tpu_mlir.
 
-tpu_mlir (PyPI, for CPython 3.10 only) depends on torch, transformers and more, but converting ONNX needs none of
-them. So packages are installed without their dependencies, and the recipe lists those that are really imported.
+tpu_mlir (on PyPI, for CPython 3.10 only) depends on torch, transformers and more, which the conversion of ONNX does not
+need. So packages are installed without their dependencies, and the recipe lists every package that is really imported.
 """
 
 from dlinfer.toolchain.recipe import Toolchain

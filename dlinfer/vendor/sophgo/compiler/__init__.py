@@ -1,1 +1,1 @@
-"""Sophgo's compiler: the ONNX that it reads, its processes, and the cache of bmodels."""
+"""Sophgo's compiler: conversion to the ONNX that it reads, its processes, and the cache of compiled bmodels."""

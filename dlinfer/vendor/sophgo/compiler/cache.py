@@ -1,7 +1,7 @@
-"""Compiled nets in the cache folder, as files ``<key>-<digest of the content>.bmodel``. Damaged files are recompiled.
+"""The cache folder of compiled nets: files ``<key>-<digest of the content>.bmodel``. Damaged files are compiled again.
 
-Processes share the folder. A file appears only when it is complete. If several processes need the same net, one
-compiles and the others wait for it. The files of a killed process are removed by the next one."""
+Processes share the folder. A file appears there only when it is complete. If several processes need the same net, one
+of them compiles it and the others wait. If a process is killed, the next process removes its temporary files."""
 
 import contextlib
 import fcntl
@@ -18,17 +18,17 @@ from dlinfer.toolchain.process import Stop
 
 _SCRATCH = ".compiling-"
 _FRESH = 60.0
-"""Seconds after its creation during which a scratch folder counts as in use, though its owner has not locked it yet."""
+"""A scratch folder younger than this many seconds is not removed, because its owner may not have locked it yet."""
 _PAUSE = 0.1
 
 
 def place() -> Path:
-    """Return the folder of compiled nets, and of the logs of failed compilations."""
+    """Return the folder of compiled nets and of the logs of failed compilations."""
     return cache_folder().absolute() / "sophgo"
 
 
 def kept(key: str) -> Path | None:
-    """Return the file of the net with this key; None if it is missing or damaged."""
+    """Return the compiled net with this key; None if its file is missing or damaged."""
     for path in place().glob(f"{key}-*.bmodel"):
         with contextlib.suppress(FileNotFoundError):  # another process has replaced a damaged file
             if path.stem == f"{key}-{_digest(path)}":
@@ -37,7 +37,7 @@ def kept(key: str) -> Path | None:
 
 
 def store(net: Path, key: str) -> Path:
-    """Move a compiled net from a scratch folder into the cache. The caller must hold the key's lock (``alone``)."""
+    """Move a compiled net from a scratch folder into the cache. The caller must be in ``alone(key)``."""
     path = place() / f"{key}-{_digest(net)}.bmodel"
     for damaged in place().glob(f"{key}-*.bmodel"):
         damaged.unlink(missing_ok=True)
@@ -47,7 +47,7 @@ def store(net: Path, key: str) -> Path:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Open a temporary folder in the cache folder, locked so that other processes do not remove it."""
+    """Yield a temporary folder in the cache folder. A lock keeps other processes from removing it."""
     _clear()
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place()) as folder, _opened(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,7 +55,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _clear() -> None:
-    """Remove the scratch folders of processes that have ended."""
+    """Remove the scratch folders whose owners have ended."""
     for folder in place().glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):  # another process may be removing it
             if time.time() - folder.stat().st_mtime >= _FRESH:
@@ -75,7 +75,9 @@ def _opened(path: str | Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 @contextlib.contextmanager
 def alone(key: str, stop: Stop) -> Iterator[None]:
-    """Hold this key's lock; wait while another thread or process compiles the same net. Raises StoppedError."""
+    """Hold the lock of this key during the ``with`` block. Wait while another thread or process holds it.
+
+    stop: ends the wait, which then raises StoppedError."""
     place().mkdir(parents=True, exist_ok=True)
     path = place() / f"{key}.lock"
     while True:
@@ -91,7 +93,7 @@ def alone(key: str, stop: Stop) -> Iterator[None]:
 
 
 def _locked(lock: int, path: Path) -> bool:
-    """Lock the open file. Return False if another process holds the lock, or held it and removed the file."""
+    """Lock an open file. Return False if another process holds its lock, or has removed the file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock), path.stat())

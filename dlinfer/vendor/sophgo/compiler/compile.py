@@ -1,4 +1,4 @@
-"""Compile ONNX to bmodels by Sophgo's compiler, in its own process. A digest of all inputs is the cache's key."""
+"""Compile ONNX models to bmodels by Sophgo's compiler, which runs in another process, and combine bmodels."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ from dlinfer.vendor.sophgo.errors import SophgoCompileError, SophgoModelError
 from dlinfer.vendor.sophgo.runtime import bmodel as bmodel_file
 
 _FORMAT = 1
-"""Part of every key. Increase it when jobs change, to invalidate old entries."""
+"""A part of every cache key. Increase it when the form of jobs changes, so that old files are not used."""
 
 Progress = Callable[[str], None]
 
@@ -35,18 +35,22 @@ def compile_onnx(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> Path:
-    """Return the bmodel of an ONNX model, as a file of the cache; do not change it.
+    """Compile an ONNX model, or find it in the cache. Return the bmodel, a file of the cache that must not be changed.
 
-    model: the model, or its file, with external weights beside it. Its inputs have fixed sizes.
-    name: the net's name in the bmodel. calibration: sets of inputs by name, at least one; for INT8 only.
-    progress: called with each step: transform, calibrate, compile. Not called if the cache has the bmodel.
+    model: the content of an .onnx file, or its path, with external weights beside it. Its inputs must have fixed sizes.
+    name: the net's name in the bmodel.
+    calibration: for INT8, at least one dict from input name to array; for other formats, empty.
+    progress: called with the name of each step (transform, calibrate, compile), unless the cache has the bmodel.
     stop: ends the compiler from another thread.
 
-    The net's inputs and outputs have the dtype that ``quantize`` names (float32 for INT8); integers are int32. They
-    keep the model's order, but the compiler renames outputs. If several calls need one net, in this process or others,
-    one compiles and the others wait for it.
+    The net's floating inputs and outputs have the dtype that ``options.quantize`` names (float32 for INT8); integers
+    are int32. Inputs and outputs keep the model's order, but the compiler renames outputs. If several calls need the
+    same net, in this process or others, one of them compiles it and the others wait.
 
-    Raises SophgoOptionError, ToolchainMissingError and SophgoCompileError; StoppedError after ``stop``.
+    Raises SophgoOptionError for a bad option or argument.
+    Raises ToolchainMissingError if the toolchain is not installed.
+    Raises SophgoCompileError if the compiler fails.
+    Raises StoppedError after ``stop``.
     """
     chosen = options if options is not None else BmodelOptions()
     check_name(name)
@@ -73,13 +77,14 @@ def compile_onnx(
 
 
 def combine(bmodels: Sequence[Path], to: Path, timeout: float = BmodelOptions.timeout) -> None:
-    """Combine bmodels for one chip into one; nets of one name become stages of one net.
+    """Combine bmodels for one chip into the file ``to``. Nets with the same name become stages of one net.
 
-    Nets keep the order of their first files. A net's stages are sorted by working memory, the largest first: otherwise
-    BMRuntime may run a smaller stage in memory that it has freed (docs/vendors/sophgo.md).
+    Nets keep the order of their first files. A net's stages are sorted by working memory, the largest first: in another
+    order BMRuntime may run a stage in memory that it has freed (docs/vendors/sophgo.md).
 
-    ``to`` is written only if all succeeds. Raises SophgoModelError for a file that is not a bmodel,
-    ToolchainMissingError, SophgoCompileError and OSError.
+    ``to`` is written only if everything succeeds.
+    Raises SophgoModelError for a file that is not a bmodel.
+    Raises ToolchainMissingError, SophgoCompileError and OSError.
     """
     to = to.resolve()
     with tempfile.TemporaryDirectory(prefix=".combining-", dir=to.parent) as scratch:
@@ -93,7 +98,7 @@ def combine(bmodels: Sequence[Path], to: Path, timeout: float = BmodelOptions.ti
 
 
 def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
-    """Group files by net, and sort each group by working memory, the largest first."""
+    """Group bmodel files by their nets, and sort each group by working memory, the largest first."""
     nets: dict[tuple[str, ...], dict[Path, int]] = {}
     for path in bmodels:
         memory = bmodel_file.read_file(path).memory
@@ -103,7 +108,7 @@ def _largest_first(bmodels: Sequence[Path]) -> list[Path]:
 
 
 def describe(bmodel: Path) -> str:
-    """Return the text of Sophgo's ``model_tool --info``. Raises ToolchainMissingError and SophgoCompileError."""
+    """Return the output of Sophgo's ``model_tool --info``. Raises ToolchainMissingError and SophgoCompileError."""
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as scratch:
         folder = Path(scratch)
         log = folder / "log"
@@ -133,9 +138,10 @@ def _run(
 
 
 def _died_optimising(failed: ProcessFailedError) -> bool:
-    """Return whether the optimiser crashed: then the log names the failed command, without a reason.
+    """Return whether the compiler's optimiser crashed. The log then ends with the failed command and gives no reason.
 
-    At the default level the optimiser crashes on some nets that compile at level 1."""
+    At its default level the optimiser crashes on some nets that compile at level 1.
+    """
     commands = [line for line in failed.lines if "RuntimeError: [!Error]: tpuc-opt" in line]
     return bool(commands) and "--processor-tpu-optimize" in commands[-1]
 
@@ -147,7 +153,7 @@ def _job(
     options: BmodelOptions,
     calibration: Sequence[Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    """Return the job for ``driver.py``, and write its files to ``folder``."""
+    """Write the files of a compilation to ``folder``. Return the job, a dict that ``driver.py`` reads as JSON."""
     source = folder / "net.onnx" if isinstance(model, bytes) else model.resolve()
     if isinstance(model, bytes):
         source.write_bytes(model)
@@ -175,7 +181,10 @@ def _job(
 
 
 def _checked(bmodel: Path) -> Path:
-    """Return the bmodel if it is complete. The compiler exits with status 0 even if the disk is full."""
+    """Return the path of a bmodel. Raises ProcessFailedError if the file is missing or incomplete.
+
+    The compiler exits with status 0 even if the disk is full.
+    """
     if not bmodel.is_file():
         raise ProcessFailedError("it succeeded but wrote no bmodel", ())
     try:
@@ -192,9 +201,10 @@ _NOISE = ("Traceback", 'File "', "raise ", "[Running]", "onnxsim opt failed", "_
 
 @contextlib.contextmanager
 def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
-    """If a program of the toolchain fails, keep its log, and raise SophgoCompileError with the log's error messages.
+    """Turn ProcessFailedError into SophgoCompileError with the log's error messages, and keep the log.
 
-    what, target: for the message. key: part of the kept log's name."""
+    what, target: the thing to compile and the result, for the message. key: the name of the kept log.
+    """
     try:
         yield
     except ProcessFailedError as failed:
@@ -211,7 +221,7 @@ def _explained(what: str, target: str, log: Path, key: str) -> Iterator[None]:
 def _key(
     model: bytes | Path, name: str, options: BmodelOptions, calibration: Sequence[Mapping[str, np.ndarray]]
 ) -> str:
-    """Return a digest of all that the bmodel depends on: compiler, driver, options, model and calibration."""
+    """Return the cache key: a digest of the compiler, driver, name, options, model and calibration."""
     driver = hashlib.sha256(process.DRIVER.read_bytes()).hexdigest()
     identity = [_FORMAT, process.compiler_version(), driver, name, options.identity()]
     digest = hashlib.sha256(canonical_text(identity).encode())
@@ -230,7 +240,7 @@ def _key(
 
 
 def _files(model: Path) -> list[Path]:
-    """Return a model's file and the files of its external weights."""
+    """Return the path of a model, and the paths of its external weights."""
     import onnx
 
     loaded = onnx.load(str(model), load_external_data=False)

@@ -1,7 +1,7 @@
-"""Compiles an ONNX file to a bmodel by Sophgo's own tools. A script for the toolchain's CPython 3.10.
+"""Compile an ONNX file to a bmodel by Sophgo's own tools. This script runs on the toolchain's CPython 3.10.
 
-Usage: ``python driver.py job.json`` in an empty folder; ``compile`` writes the job.
-A line that begins with ``dlinfer step:`` announces each step.
+Usage: ``python driver.py job.json`` in an empty folder. The module ``compile`` writes job.json.
+At the start of each step the script prints a line that begins with ``dlinfer step:``.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import sys
 
 
 def main(path):
-    """Run the job of the file at ``path``; the process's exit status says whether it succeeded."""
+    """Run the job in the file at ``path``. A failed step raises an exception or exits the process with its status."""
     with open(path) as file:
         job = json.load(file)
     tools = importlib.import_module("tpu_mlir")  # sets the search paths of its tools
@@ -41,7 +41,7 @@ def _tool(root, name, arguments):
 
 
 def _calibrate(job):
-    """Write the compiler's table: each tensor's smallest and largest value over all calibration inputs."""
+    """Write the calibration table of the compiler: the smallest and largest value of each tensor over all inputs."""
     import numpy
 
     pymlir = importlib.import_module("pymlir")

@@ -1,8 +1,8 @@
-"""Write a graph with its weights as an ONNX file for Sophgo's front end.
+"""Write a graph with its weights as an ONNX model for Sophgo's front end, the first part of its compiler.
 
-The front end takes float32 and integers only. So 16-bit floats become float32, which holds them exactly; the option
-``quantize`` decides the dtype that the chip computes in. The front end matches patterns of opset 17, so models of opset
-18 are converted."""
+The front end takes only float32 and integers. So 16-bit floats become float32, which is exact. The option ``quantize``
+sets the dtype that the chip computes in. The front end looks for patterns of opset 17, so models of opset 18 are
+converted."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,17 +15,18 @@ from dlinfer.graph.onnx.weights import fill
 from dlinfer.vendor.sophgo.compiler.opset17 import to_opset_17
 
 IR_VERSION = 8
-"""The newest IR version of ONNX that the toolchain's onnx package reads, as far as known."""
+"""The newest IR version of ONNX that the toolchain's onnx package is known to read."""
 
 FILE_BYTES = 1 << 26
-"""Weights of at least this size in bytes are stored in a separate file. Inside the protobuf message they would take
-three more copies in memory, and a message is limited to 2 GiB."""
+"""If a model's weights have this many bytes or more, they are stored in a separate file.
+
+Inside the protobuf message they would be copied three times in memory, and a message may have at most 2 GiB."""
 
 
 def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], folder: Path) -> bytes | Path:
-    """Return the model with ``weights`` (input's name -> tensor) as initialisers; if large, as a file in ``folder``.
+    """Return the ONNX model with ``weights`` as initialisers: its content or, if it is large, a file in ``folder``.
 
-    Changes ``graph.model``, which keeps references to the weights."""
+    weights: input's name -> tensor. Changes ``graph.model``, which then refers to the weights."""
     import onnx_ir
 
     model = graph.model
@@ -41,7 +42,7 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
 
 
 def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Give inputs the fixed sizes of ``shapes``, and remove symbolic shapes from the results of all nodes."""
+    """Give the inputs that ``shapes`` names these sizes, and remove symbolic shapes from the results of all nodes."""
     import onnx_ir
 
     for value in graph.model.graph.inputs:
@@ -57,7 +58,7 @@ def _is_open(shape: Any) -> bool:
 
 
 def _widen(body: Any) -> None:
-    """Convert every 16-bit float of a graph to float32, also in constants and casts."""
+    """Convert every 16-bit float of a graph to float32: initialisers, constants, casts, and the types of values."""
     nodes = list(body.all_nodes())
     for value in body.initializers.values():
         value.const_value = _float32(value.const_value)
@@ -80,7 +81,7 @@ def _widen_node(node: Any) -> None:
 
 
 def _float32(tensor: Any) -> Any:
-    """Convert a constant of 16-bit floats to float32; return other constants, and None, unchanged."""
+    """Return a constant of 16-bit floats as float32. Return any other constant, or None, unchanged."""
     import onnx_ir
 
     if tensor is None or not _is_half(tensor.dtype):

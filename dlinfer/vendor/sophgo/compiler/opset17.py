@@ -1,6 +1,7 @@
-"""Convert a model from opset 18 to 17, for compilers that read only 17 or match its patterns.
+"""Convert a model from opset 18 to opset 17, for compilers that read only opset 17 or look for its patterns.
 
-Opset 18 differs in two points here: reductions take their axes as an input, and Split can take the number of parts."""
+Two differences matter here: in opset 18, reductions take their axes as an input, and Split can take a number of
+parts."""
 
 from typing import Any
 
@@ -15,7 +16,7 @@ _REDUCTIONS = frozenset(
 
 
 def to_opset_17(graph: OnnxGraph) -> None:
-    """Rewrite a model of opset 18. Raises NotExportableError for nodes that opset 17 cannot express."""
+    """Convert a model of opset 18 in place. Raises NotExportableError for a node that opset 17 cannot express."""
     for node in list(graph.model.graph):
         if node.op_type == "Constant":
             _as_initialiser(graph, node)
@@ -28,7 +29,7 @@ def to_opset_17(graph: OnnxGraph) -> None:
 
 
 def _as_initialiser(graph: OnnxGraph, node: Any) -> None:
-    """Replace a Constant node by an initialiser: the front end reads initialisers everywhere, Constant nodes not."""
+    """Replace a Constant node by an initialiser. In some places the front end reads only initialisers."""
     (value,) = node.outputs
     held = initialiser(graph, value.name, _content(node))
     value.replace_all_uses_with(held, replace_graph_outputs=True)
@@ -58,7 +59,7 @@ def _axes_as_attribute(node: Any) -> None:
 
 
 def _constant(value: Any) -> Any:
-    """Return a constant list of numbers as a flat numpy array; None if the value is not constant."""
+    """Return a constant list of numbers as a flat numpy array; None if ``value`` is not a constant."""
     if value.const_value is not None:
         return value.const_value.numpy()
     node = value.producer()
@@ -80,7 +81,7 @@ def _content(node: Any) -> np.ndarray:
 
 
 def _sizes_as_input(graph: OnnxGraph, node: Any) -> None:
-    """Replace the number of Split's parts by their sizes. All parts are equal, but the last may be smaller."""
+    """Replace Split's number of parts by the sizes of the parts. They are equal, but the last may be smaller."""
     count = node.attributes.pop("num_outputs").value
     axis = node.attributes["axis"].value if "axis" in node.attributes else 0
     shape = node.inputs[0].shape

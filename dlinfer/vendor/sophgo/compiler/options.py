@@ -1,4 +1,4 @@
-"""Options of Sophgo's compiler, checked before it starts."""
+"""Options of Sophgo's compiler, checked before the compiler starts."""
 
 import re
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 CHIPS = {"bm1684x": 1, "bm1688": 2, "bm1690": 8}
-"""Chip -> number of its cores."""
+"""Chip's name -> number of its cores."""
 
 QUANTIZE = {
     "F32": "float32 for everything",
@@ -22,9 +22,9 @@ QUANTIZE = {
 }
 
 ADDR_MODES = ("auto", "basic", "io_alone", "io_tag", "io_tag_fuse", "io_reloc", "in_reuse")
-"""The compiler's ways to give addresses to a net's inputs and outputs.
+"""The compiler's ways to place a net's inputs and outputs in memory.
 
-With ``io_alone`` each net has its own memory for them, which ``sail.EngineLLM.get_input_tensors`` returns."""
+With ``io_alone`` each net has memory of its own for them; ``sail.EngineLLM.get_input_tensors`` returns this memory."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -33,10 +33,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 class BmodelOptions:
     """Options of the compiler. The constructor raises SophgoOptionError for a bad value.
 
-    chip, quantize, addr_mode: keys of the tables above. cores: number of the chip's cores that a net uses.
-    group_size: number of 4-bit weights that share a scale, adjacent in a column of the matrix; 0 for whole columns.
+    chip, quantize, addr_mode: an item of ``CHIPS``, ``QUANTIZE`` and ``ADDR_MODES``.
+    cores: the number of the chip's cores that a net uses.
+    group_size: the number of 4-bit weights with a common scale, which follow each other in a column of the matrix; 0
+        means whole columns.
     dynamic: whether sizes may be smaller at run time than at compile time.
-    timeout: seconds until the compiler is killed; not part of ``identity``."""
+    timeout: seconds until the compiler is killed. It is not a part of ``identity``."""
 
     chip: str = "bm1684x"
     quantize: str = "F16"
@@ -61,12 +63,14 @@ class BmodelOptions:
         require(fits, "timeout", self.timeout, f"seconds above 0, at most {longest:.0f}")
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that a compiled net depends on, as plain data."""
+        """Return all options that change the compiled net, as a dict."""
         return {name: value for name, value in vars(self).items() if name != "timeout"}
 
 
 def check_name(name: str) -> None:
-    """Raise SophgoOptionError for a bad name of a net. The compiler writes the name into shell commands."""
+    """Raise SophgoOptionError for a bad name of a net.
+
+    The compiler writes the name into shell commands."""
     expected = "up to 100 letters, digits and underscores, not a digit first"
     require(_NAME.fullmatch(name) is not None, "name", name, expected)
 

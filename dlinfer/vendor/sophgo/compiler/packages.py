@@ -1,17 +1,17 @@
-"""Packages for compiling, which dlinfer's extra ``sophgo`` installs."""
+"""The packages that compiling needs. dlinfer's extra ``sophgo`` installs them."""
 
 from collections.abc import Sequence
 from importlib import util
 
 ONNX = ("onnx", "onnx_ir", "onnxscript")
-"""Packages that write ONNX."""
+"""The packages that write ONNX."""
 
 LLM = (*ONNX, "transformers")
-"""Packages that read a Hugging Face model folder and write ONNX."""
+"""The packages that read a Hugging Face model folder and write ONNX."""
 
 ADVICE = "install them with: pip install 'dlinfer[sophgo]'"
 
 
 def missing(needed: Sequence[str]) -> str:
-    """Return the names of the packages that are not installed, with commas between them; "" if none is missing."""
+    """Return the names in ``needed`` of packages that are not installed, separated by commas; "" if all are installed."""
     return ", ".join(name for name in needed if util.find_spec(name) is None)

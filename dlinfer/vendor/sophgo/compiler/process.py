@@ -1,4 +1,4 @@
-"""Programs of Sophgo's toolchain: their commands, their environment, and the steps that they announce."""
+"""Run programs of Sophgo's toolchain: their commands, their environment variables, and the steps that they report."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def toolchain() -> Environment:
 
 
 def compiler_version() -> str:
-    """Return name and version of the compiler's package. Raises ToolchainMissingError."""
+    """Return the name and version of the compiler's package. Raises ToolchainMissingError."""
     versions = sorted(path.name for path in toolchain().site_packages.glob("tpu_mlir-*.dist-info"))
     return versions[-1].removesuffix(".dist-info") if versions else "tpu_mlir of unknown version"
 
@@ -41,9 +41,11 @@ def run(
     progress: Callable[[str], None] | None = None,
     stop: Stop | None = None,
 ) -> None:
-    """Run a program of the toolchain in ``folder``. Output goes to ``log``; steps that it announces go to ``progress``.
+    """Run a program of the toolchain in ``folder``, with its output in the file ``log``.
 
-    Raises StoppedError after ``stop``, and ProcessFailedError with the output, without the announcements."""
+    progress: called with the name of each step that the program reports.
+    Raises StoppedError after ``stop``.
+    Raises ProcessFailedError with the output, but without the lines that report steps."""
 
     def on_line(line: str) -> None:
         if progress is not None and line.startswith(_STEP):

@@ -1,4 +1,6 @@
-"""Translations to ONNX: patterns that Sophgo's compiler fuses to one op, and replacements for ops that it lacks."""
+"""Translations of torch's ops to ONNX for Sophgo's compiler.
+
+Some write patterns that the compiler fuses to one op. Others replace ONNX ops that the compiler lacks."""
 
 import functools
 import itertools
@@ -25,7 +27,7 @@ _ops = torch.ops.dlinfer
 
 
 def table() -> Mapping[Any, Any]:
-    """Return op -> translation, for the ops whose standard translation does not suit Sophgo's compiler."""
+    """Return op -> translation, for the ops whose standard translation the compiler takes badly or not at all."""
     return {
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,
@@ -42,9 +44,9 @@ def table() -> Mapping[Any, Any]:
 
 
 def rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    """Compute the norm by Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul.
+    """Write the norm as Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul, Mul.
 
-    Sophgo's compiler turns only this pattern into its own RMSNorm, which sums in float32 (tpu-mlir:
+    Sophgo's compiler turns only this pattern into its own op RMSNorm, which sums in float32 (tpu-mlir:
     lib/Dialect/Top/Transforms)."""
     mean = op.ReduceMean(op.Pow(x, number(2.0, x)), [-1], keepdims=1)
     root = op.Sqrt(op.Add(mean, number(eps, x)))
@@ -52,7 +54,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """Return the norm of x + residual, and x + residual."""
+    """Write x + residual and its norm. Return the norm, then the sum."""
     total = op.Add(x, residual)
     total.dtype = x.dtype
     return rms_norm(total, weight, eps), total
@@ -61,16 +63,16 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 def aten_rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Any:
-    """Compute ``aten.rms_norm`` over the last dimension. Raises Untranslated for more of them, or without a weight."""
+    """Write ``aten.rms_norm`` over the last dimension. Raises Untranslated for more dimensions or without a weight."""
     if len(normalized_shape) != 1 or weight is None:
         raise Untranslated("rms_norm normalises more than the last dimension, or has no weight")
     return rms_norm(input, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
 def finite_table() -> Mapping[Any, Any]:
-    """Return ``table`` for graphs whose attention masks are finite and show each query at least one key.
+    """Return ``table`` for graphs whose attention masks are finite and let each query see at least one key.
 
-    Attention is then a softmax of scores plus mask, which the compiler fuses to one op."""
+    Such attention is softmax(scores + mask) @ values, which the compiler fuses to one op."""
     attending = functools.partial(_attention, finite=True)
     return {**table(), _aten.scaled_dot_product_attention.default: attending}
 
@@ -103,7 +105,7 @@ def _attention(
 
 
 def _repeated(x: Any, group: int) -> Any:
-    """Repeat each KV head for the query heads of its group: [..., KH, S, D] -> [..., KH * group, S, D]."""
+    """Repeat each KV head for all query heads that use it: [..., KH, S, D] -> [..., KH * group, S, D]."""
     if group == 1:
         return x
     lead, rest = sizes(x, 0, -3), sizes(x, -2)
@@ -120,13 +122,13 @@ def erf(self: Any) -> Any:
 
 
 def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
-    """Clamp between two bounds. A bound that is None does not limit."""
+    """Write a clamp. A bound that is None does not limit."""
     at_least = self if min is None else op.Max(self, number(min, self))
     return at_least if max is None else op.Min(at_least, number(max, self))
 
 
 def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
-    """Split into parts of ``split_size``; the last part may be smaller."""
+    """Write a split into parts of ``split_size``. The last part may be smaller."""
     whole = fixed(self, dim, "the size that is split")
     return _parts(self, [*range(0, whole, split_size), whole], dim)
 
@@ -138,12 +140,12 @@ def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> lis
 
 
 def chunk(self: Any, chunks: int, dim: int = 0) -> list[Any]:
-    """Split into at most ``chunks`` parts of equal size; the last part may be smaller."""
+    """Write a split into at most ``chunks`` parts of equal size. The last part may be smaller."""
     return split(self, -(-fixed(self, dim, "the size that is split") // chunks), dim)
 
 
 def unbind(self: Any, dim: int = 0) -> list[Any]:
-    """Split into slices of size 1, and drop the dimension that was split."""
+    """Write a split into slices of size 1, without the dimension ``dim``."""
     whole = fixed(self, dim, "the size that is split")
     return [op.Squeeze(part, [dim]) for part in _parts(self, [*range(whole + 1)], dim)]
 
@@ -173,6 +175,6 @@ def conv2d(
 
 
 def _pair(value: Any) -> list[int]:
-    """Return two numbers, from a number, which is repeated, or from a list of one or two."""
+    """Return two numbers: those of a list, or one number twice."""
     numbers = [int(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
     return numbers * 2 if len(numbers) == 1 else numbers

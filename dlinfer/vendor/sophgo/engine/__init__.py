@@ -1,1 +1,1 @@
-"""The graph engine ``sophgo``: it runs regions as bmodels on a chip or its emulator."""
+"""The graph engine ``sophgo``, which runs regions as bmodels on a chip or its emulator."""

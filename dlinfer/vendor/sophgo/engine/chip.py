@@ -1,4 +1,4 @@
-"""Resolve ``chip="auto"``: the machine's own chip, or the default emulated one."""
+"""Choose the chip for ``chip="auto"``: the chip of this machine or, without one, an emulated chip."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from dlinfer.vendor.sophgo.runtime.device import open_device
 
 
 def settled(options: SophgoOptions) -> tuple[SophgoOptions, str]:
-    """Return two values: the options with a chip's name in place of ``auto``, and a sentence for the report on why.
+    """Return the options with a chip's name in place of ``auto``, and a sentence for the report on how it was chosen.
 
-    Raises ``open_device``'s errors, and CompileOptionError for a machine's chip with too few cores or an unknown
-    chip."""
+    Raises CompileOptionError if this machine's chip is unknown or has too few cores.
+    Raises the errors of ``open_device``."""
     if options.chip != AUTO:
         return options, f"chip {options.chip}, as requested"
     emulated = settings.current().sophgo_emulate

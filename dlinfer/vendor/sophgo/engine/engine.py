@@ -1,4 +1,4 @@
-"""The graph engine ``sophgo``: it compiles a region to a bmodel for each set of sizes, for a chip or its emulator."""
+"""The graph engine ``sophgo``. It compiles a region for a chip or its emulator, to one bmodel for each set of sizes."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -22,7 +22,7 @@ from dlinfer.vendor.sophgo.engine.options import SophgoOptions
 
 
 class SophgoEngine(ValueEngine[SophgoOptions]):
-    """Compiles regions of a graph by way of ONNX, with Sophgo's compiler."""
+    """Compiles regions of a graph to bmodels: it converts them to ONNX, which Sophgo's compiler reads."""
 
     name = "sophgo"
     options_type = SophgoOptions
@@ -39,21 +39,24 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         self._refusals = Refusals(translations=table, fault=nodes.fault)
 
     def is_heavy(self, node: fx.Node) -> bool:
-        """Return whether the node multiplies matrices."""
+        """Return whether the node is a matrix product, a convolution or an attention."""
         return flops_of(node) > 0
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why ONNX has no such dtype; None if it has it."""
+        """Return a reason to refuse a dtype if ONNX lacks it; else None."""
         return no_type_of_onnx(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why the chip or ONNX cannot run a node, or that its ONNX ops are not tested with the compiler.
+        """Return a reason to refuse a node; None if the chip can run it.
 
-        None if neither holds."""
+        A node is refused if the chip lacks its dtypes, if ONNX cannot express it, or if its ONNX ops were not tested
+        with the compiler."""
         return nodes.wrong_numbers(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
-        """Export the function to ONNX. Bmodels are compiled later, at calls, for the sizes and weights of the call."""
+        """Export the function to ONNX.
+
+        Bmodels are compiled later: the first call with new sizes or weights compiles one."""
         resolved, reason = settled(options)
         lowered = SophgoLowered(function, resolved)
         lowered.notes.append(reason)

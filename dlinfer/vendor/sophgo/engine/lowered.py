@@ -1,4 +1,4 @@
-"""A function as ONNX. It gets a bmodel for each set of sizes and weights that it is called with."""
+"""A region's function as ONNX, and the bmodels that are compiled from it, one for each set of sizes and weights."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class SophgoLowered(Lowered):
-    """A function as ONNX. The constructor raises RefusedError for a function with two 16-bit dtypes."""
+    """A function as ONNX. The constructor raises RefusedError if the function has both float16 and bfloat16."""
 
     placement = "bmodel"
 
@@ -47,7 +47,10 @@ class SophgoLowered(Lowered):
         self._rows = reader(sizes_of([[rows for _, rows in tables]], fakes))
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Raise RefusedError for empty inputs or integers beyond 32 bits, WrongInputError for indices out of range."""
+        """Check a call's inputs before the device gets them.
+
+        Raises RefusedError for a tensor without elements, or with integers of more than 32 bits.
+        Raises WrongInputError for an index outside the rows that it looks up."""
         for index, value in enumerate(inputs):
             if not isinstance(value, Tensor):
                 continue
@@ -66,10 +69,11 @@ class SophgoLowered(Lowered):
 
 
 class Nets:
-    """Callable: takes a function's inputs and returns its outputs. The first call with new sizes compiles a net.
+    """A callable that takes a function's inputs and returns its outputs. The first call with new sizes compiles a net.
 
-    Calls from several threads wait for each other, since all use the bmodel's memory. Raises RefusedError for sizes
-    that cannot be compiled, and the device's errors."""
+    Threads take turns, since all calls use the same memory of a bmodel.
+    Raises RefusedError for sizes that cannot be compiled.
+    Raises the errors of the device."""
 
     def __init__(self, lowered: SophgoLowered, weights: Sequence[Tensor]) -> None:
         self._lowered = lowered
@@ -94,9 +98,10 @@ class Nets:
         return results
 
     def _compiled(self, moving: dict[str, Any], tensors: dict[str, Tensor]) -> Net | str:
-        """Return a net for a call's sizes, or why the compiler failed. Raises RefusedError beyond ``max_shapes`` nets.
+        """Compile a net for the sizes of a call, and return it. If the compiler fails, return its reason as text.
 
-        moving: the inputs that are not weights. tensors: those of them that are tensors, not numbers."""
+        moving: the inputs by name, without weights. tensors: the inputs in ``moving`` that are tensors, not numbers.
+        Raises RefusedError if there are ``max_shapes`` nets already."""
         lowered, start = self._lowered, time.perf_counter()
         most = lowered.options.max_shapes
         if sum(isinstance(net, Net) for net in self._nets.values()) >= most:
@@ -118,7 +123,7 @@ class Nets:
     def _filled(
         self, moving: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[OnnxGraph, dict[str, Tensor]]:
-        """Return the model for one set of sizes, and its constants: weights, and inputs that are numbers."""
+        """Return the ONNX graph with the sizes of a call, and its constants: weights, and inputs that are numbers."""
         import onnx
         import onnx_ir
 
@@ -135,7 +140,7 @@ def _within(value: Tensor, low: int, high: int) -> bool:
 
 
 def _floating(values: Sequence[Any]) -> torch.dtype:
-    """Return the 16-bit float dtype that some of these values have, or float32 if none has one.
+    """Return float16 or bfloat16 if some of these values have this dtype, else float32.
 
     Raises RefusedError if both float16 and bfloat16 occur."""
     half = {value.dtype for value in values if isinstance(value, Tensor)} & {torch.float16, torch.bfloat16}

@@ -1,4 +1,6 @@
-"""A region's bmodel on a device. It copies torch's tensors in and out and converts them to the net's dtypes."""
+"""A region's bmodel on a device.
+
+It copies torch's tensors to the device and back, and converts them to the net's dtypes."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -15,9 +17,10 @@ _DTYPES = {dtype: getattr(torch, dtype.name.removeprefix("BM_").lower()) for dty
 
 
 class Net:
-    """The net of a bmodel file. The file is loaded at the first run, and again if its worker dies. One run at a time.
+    """The only net of a bmodel file. The caller lets one thread at a time run it.
 
-    outputs: number of the region's outputs. The compiler keeps their order, but drops unused inputs."""
+    The file is loaded at the first run, and again after its worker process has ended.
+    outputs: the number of the region's outputs. The compiler keeps their order, but leaves out unused inputs."""
 
     def __init__(self, path: Path, device: int, outputs: int) -> None:
         self._path = path
@@ -26,7 +29,9 @@ class Net:
         self._model: LoadedModel | None = None
 
     def run(self, inputs: Mapping[str, Tensor], results: Sequence[Tensor]) -> None:
-        """Run the net on inputs by name, and write ``results``. Raises a worker's errors."""
+        """Run the net on ``inputs``, which are given by name, and write its outputs to the tensors ``results``.
+
+        Raises the errors of a worker."""
         try:
             self._run(self._loaded(), inputs, results)
         except SophgoWorkerError:
@@ -59,9 +64,9 @@ class Net:
 
 
 def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
-    """Return the net's own memory for an input or output, which it has due to ``io_alone``.
+    """Return an input or output of the net as an argument, on the memory that the net has for it (``io_alone``).
 
-    Raises SophgoRuntimeError if ``value`` has another size than that memory."""
+    value: the region's tensor. Raises SophgoRuntimeError if it has another number of elements than the net's."""
     shape = info.shapes[0]
     if prod(shape) != value.numel():
         detail = f"{info.name} has shape {list(shape)} in the bmodel, but {list(value.shape)} in the region"

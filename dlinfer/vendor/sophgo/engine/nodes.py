@@ -1,4 +1,4 @@
-"""Decide which nodes Sophgo's compiler gets: those whose ONNX ops are tested and whose dtypes the chip supports."""
+"""Choose the nodes for Sophgo's compiler: their ONNX ops are tested, and the chip supports their dtypes."""
 
 from typing import Any
 
@@ -17,16 +17,18 @@ OPS = frozenset(
         *("Unsqueeze", "Where"),
     ]
 )
-"""ONNX ops that were run on the emulator against torch (tests/vendor/sophgo/test_engine_ops.py)."""
+"""ONNX ops whose results on the emulator were compared with torch's (tests/vendor/sophgo/test_engine_ops.py)."""
 
 _LOOKUPS = {"aten::embedding": 1, "aten::index_select": 2}
-"""Ops that look up rows by index -> position of their argument with the indices.
+"""Name of an op that looks up rows by index -> position of the indices among its arguments.
 
-The engine checks at each call that indices are in range, since the chip does not."""
+The chip does not check that indices are in range, so the engine checks them at each call."""
 
 
 def fault(model: bytes) -> str | None:
-    """Return why a node is refused: its ``model`` has ONNX ops that were not tested on the chip; or None."""
+    """Return a reason to refuse a node if its ONNX form has ops that were not tested with the compiler; else None.
+
+    model: the node's ONNX form."""
     import onnx
 
     loaded = onnx.ModelProto.FromString(model)
@@ -35,7 +37,9 @@ def fault(model: bytes) -> str | None:
 
 
 def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
-    """Return pairs: the name of an input with indices, and the number of rows to look up in, which may be symbolic."""
+    """Return a pair for each lookup: the name of the input that has indices, and the number of rows of the table.
+
+    The number of rows may be symbolic."""
     tables = []
     for node in graph_module.graph.nodes:
         place = _index_argument(node)
@@ -47,7 +51,7 @@ def lookups(graph_module: fx.GraphModule) -> list[tuple[str, Any]]:
 
 
 def wrong_numbers(node: fx.Node) -> str | None:
-    """Return why the chip cannot compute with the dtypes of a node's tensors; None if it can."""
+    """Return a reason to refuse a node if the chip cannot compute with the dtypes of its tensors; else None."""
     for result in tensors_of(node):
         if result.dtype not in FLOATS:
             return f"its result is {_dtype(result)}, but the chip computes with floats"

@@ -1,4 +1,4 @@
-"""The engine ``sophgo``'s options, set by ``options={"engine_options": {...}}``."""
+"""The options of the engine ``sophgo``, set by ``options={"engine_options": {...}}``."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,24 +11,25 @@ from dlinfer.vendor.sophgo.errors import SophgoOptionError
 
 AUTO = "auto"
 _MOST_CORES = "bm1688"
-"""The chip with the most cores. While the chip is still unknown, options are checked for this one."""
+"""The engine's chip with the most cores. Options are checked for this chip while the chip is not chosen yet."""
 _BY_DTYPE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def _as_the_compiler(value: Any) -> Any:
-    """Accept any value unchanged: ``BmodelOptions`` checks it later."""
+    """Accept any value. ``BmodelOptions`` checks it later."""
     return value
 
 
 @dataclass(frozen=True)
 class SophgoOptions(EngineOptions):
-    """Options of one compilation.
+    """Options of the engine for one compilation.
 
-    chip: bm1684x or bm1688; ``auto`` takes the machine's own (chip.py).
-    quantize: a value of the compiler's option of this name; ``auto`` takes the region's own dtype.
-    cores, group_size, timeout: the compiler's option of this name (``BmodelOptions``).
-    device: number of the device that runs regions.
-    max_shapes: number of sets of sizes that a region is compiled for; torch runs calls with further sizes."""
+    chip: bm1684x or bm1688; ``auto`` takes this machine's chip or, without one, an emulated chip (chip.py).
+    quantize: the format that the chip computes in (``QUANTIZE``); ``auto`` takes the region's own dtype.
+    cores, group_size, timeout: the options of ``BmodelOptions`` with these names.
+    device: the number of the device that runs regions.
+    max_shapes: the greatest number of sets of sizes that a region is compiled for. torch runs calls with other
+    sizes."""
 
     chip: str = option(AUTO, _as_the_compiler)
     quantize: str = option(AUTO, one_of(AUTO, *QUANTIZE))
@@ -49,7 +50,7 @@ class SophgoOptions(EngineOptions):
             refuse(str(error.fields["option"]), error.fields["given"], str(error.fields["expected"]))
 
     def compiler(self, dtype: torch.dtype) -> BmodelOptions:
-        """Return the compiler's options for a region of this floating dtype."""
+        """Return the compiler's options for a region that computes in ``dtype``."""
         return BmodelOptions(
             chip=_MOST_CORES if self.chip == AUTO else self.chip,
             quantize=_BY_DTYPE[dtype] if self.quantize == AUTO else self.quantize,

@@ -1,6 +1,6 @@
-"""Language models as bmodels: ``compile_folder`` compiles a Hugging Face folder, ``Generator`` runs the bmodel.
+"""Language models as bmodels: ``compile_folder`` compiles a Hugging Face folder, and ``Generator`` runs the bmodel.
 
-The nets are named as in Sophgo's own LLM demos: ``embedding``, ``block_i``, ``block_cache_i`` and ``lm_head``."""
+The nets have the names of Sophgo's own LLM demos: ``embedding``, ``block_i``, ``block_cache_i`` and ``lm_head``."""
 
 import importlib
 from typing import Any

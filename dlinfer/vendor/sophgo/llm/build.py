@@ -1,4 +1,4 @@
-"""Compile a Hugging Face folder to one bmodel with all nets of the model."""
+"""Compile a Hugging Face folder to one bmodel, which contains all nets of the model."""
 
 import errno
 import gc
@@ -21,16 +21,18 @@ from dlinfer.vendor.sophgo.llm import parts
 from dlinfer.vendor.sophgo.llm.parts import Part
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of compiled nets, the number of all nets, and the name of the net that was compiled last."""
+"""Takes the number of compiled nets, the number of all nets, and the name of the net that was compiled last."""
 
 
 @dataclass(frozen=True)
 class LlmOptions:
     """Options for compiling a language model. The constructor raises SophgoOptionError for a bad value.
 
-    compiler: options for each net. seq_length: number of tokens, of prompt and answer, that the KV cache holds.
-    stages: prompt lengths of the prefill nets, ascending; empty means ``seq_length`` only.
-    jobs: number of compilers that run at once."""
+    compiler: the compiler's options, for each net.
+    seq_length: the number of tokens that the KV cache holds, prompt and answer together.
+    stages: the prompt lengths of the prefill nets, ascending; empty means only ``seq_length``.
+    jobs: the number of compilers that run at once.
+    """
 
     compiler: BmodelOptions = field(default_factory=BmodelOptions)
     seq_length: int = 512
@@ -56,13 +58,15 @@ class LlmOptions:
 def compile_folder(
     folder: Path, to: Path, options: LlmOptions | None = None, progress: Progress | None = None
 ) -> None:
-    """Compile the model in ``folder`` to the bmodel ``to``, which is written only if all succeeds.
+    """Compile the model in ``folder`` to the bmodel ``to``, which is written only if everything succeeds.
 
-    The cache keeps each net by its content, so a second call, or one with another stage, compiles only new nets. If a
-    net fails or this call is interrupted, the running compilers are killed.
+    The cache keeps each compiled net. So a second call compiles only the nets that are new, for example those of
+    another stage. If a net fails or this call is interrupted, the running compilers are killed.
 
-    Raises SophgoUnavailableError if packages are missing, ModelFolderError, UnsupportedFeatureError,
-    ToolchainMissingError, SophgoCompileError and OSError.
+    Raises SophgoUnavailableError if packages are missing.
+    Raises ModelFolderError if the folder cannot be read.
+    Raises UnsupportedFeatureError for a kind of model that cannot be compiled.
+    Raises ToolchainMissingError, SophgoCompileError and OSError.
     """
     chosen = options if options is not None else LlmOptions()
     missing = packages.missing(packages.LLM)
@@ -90,7 +94,7 @@ def compile_folder(
 
 
 def _check_place(to: Path) -> None:
-    """Raise before compiling if ``to`` cannot be written."""
+    """Raise OSError now if ``to`` cannot be written, rather than after the compilation."""
     if to.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(to))
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +102,7 @@ def _check_place(to: Path) -> None:
 
 
 def _plan(model: Any, options: LlmOptions) -> Iterator[Callable[[], Part]]:
-    """Yield a function for each net, in the bmodel's order. The function builds the net, with a copy of its weights."""
+    """Yield, in the bmodel's order, a function for each net that builds the net with a copy of its weights."""
     capacity = options.seq_length
     tables = hf.rotary_tables(model, capacity)
     layers = range(model.config.num_hidden_layers)
@@ -114,9 +118,11 @@ def _plan(model: Any, options: LlmOptions) -> Iterator[Callable[[], Part]]:
 def _wait(
     running: dict[Any, int], nets: dict[int, Path], total: int, progress: Progress | None, allowed: int
 ) -> None:
-    """Wait until fewer than ``allowed`` compilations are running. Raises the error of a compilation that failed.
+    """Wait until fewer than ``allowed`` compilations are running. If a compilation has failed, raise its error.
 
-    running: compilation -> index of its net. nets: index -> bmodel, for finished compilations, which this adds."""
+    running: compilation -> index of its net. Finished compilations are removed from it.
+    nets: index of a net -> its bmodel. The bmodels of finished compilations are added to it.
+    """
     while len(running) >= allowed:
         done = next(as_completed(running))
         path, name = done.result()
@@ -128,7 +134,10 @@ def _wait(
 def _job(
     make: Callable[[], Part], options: BmodelOptions, scratch: Path, stop: Stop
 ) -> Callable[[], tuple[Path, str]]:
-    """Write a net as ONNX. Return a function that compiles it, removes the ONNX and returns the bmodel and its name."""
+    """Write a net as ONNX. Return a function that compiles it, deletes the ONNX, and returns the bmodel and its name.
+
+    make: a function that builds the net.
+    """
     folder = tempfile.TemporaryDirectory(dir=scratch)
     part = make()
     name, model = part.name, part.onnx(Path(folder.name))

@@ -1,4 +1,4 @@
-"""Load a Hugging Face folder as a model whose layers can be compiled, or say why its layers cannot be compiled."""
+"""Load a model from a Hugging Face folder, or report why its layers cannot be compiled."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +9,19 @@ import torch
 from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Types of decoders whose layers take hidden states, a mask, a KV cache and rotary tables."""
+"""Model types of decoders whose layers take hidden states, a mask, a KV cache and rotary tables."""
 
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
-"""Types of rotary embeddings whose tables do not depend on the current length of the sequence."""
+"""Types of rotary embeddings whose tables do not depend on the current length of a sequence."""
 
 
 def load(folder: Path, seq_length: int) -> Any:
-    """Return the model, in eval mode, with eager attention. Raises ModelFolderError and UnsupportedFeatureError."""
+    """Return the model in eval mode, with eager attention.
+
+    seq_length: the number of tokens that the compiled model is for.
+    Raises ModelFolderError if the folder cannot be read.
+    Raises UnsupportedFeatureError if the model cannot be compiled.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -31,7 +36,10 @@ def load(folder: Path, seq_length: int) -> Any:
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Load a folder by ``kind``, a class of transformers, without downloads and without running the folder's code."""
+    """Load a folder by a class of transformers. Nothing is downloaded, and no code of the folder runs.
+
+    kind: the class, such as AutoConfig. Raises ModelFolderError.
+    """
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as cause:  # transformers raises many classes; the user needs the reason
@@ -40,7 +48,7 @@ def _read(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
-    """Yield pairs: a feature of the model that cannot be compiled, and advice."""
+    """Yield a pair for each feature of the model that cannot be compiled: the feature, and advice."""
     if config.model_type not in MODEL_TYPES:
         yield f"model_type {config.model_type!r}", f"use one of {', '.join(MODEL_TYPES)}"
     method = getattr(config, "quantization_config", None)
@@ -65,7 +73,7 @@ def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
 
 
 def rotary_tables(model: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tables of the model's own rotary embedding, cos and sin, each float32 [length, head_size]."""
+    """Return cos and sin of the model's own rotary embedding for ``length`` positions, float32 [length, head_size]."""
     positions = torch.arange(length)[None]
     cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
     return cos[0].float(), sin[0].float()

@@ -1,7 +1,8 @@
-"""Greedy generation by a language model's bmodel, through ``sail.EngineLLM``.
+"""Greedy generation with a language model's bmodel, through ``sail.EngineLLM``.
 
-Hidden states and KV caches stay on the device. A layer's cache is the memory of its ``block_cache`` net's inputs. The
-keys and values of a prefill, and then of each new token, are copied into that memory."""
+Hidden states and KV caches stay on the device. A layer's KV cache is the memory that its ``block_cache`` net has for
+the inputs past_k and past_v. Prefill, and then each decode step, copies the keys and values of its tokens there.
+"""
 
 import operator
 import os
@@ -21,10 +22,12 @@ Tensors = dict[int, sail.Tensor]
 
 @dataclass
 class Generated:
-    """A generated answer.
+    """The answer to a prompt.
 
-    tokens: the new tokens, including the end token. logits: float32 [new tokens, vocabulary]; None unless kept.
-    prefilled: number of the prompt's tokens that the prefill nets computed. Each other token took one decode step."""
+    tokens: the new tokens, including the end token.
+    prefilled: the number of the prompt's tokens that a prefill net computed. All other tokens took a decode step each.
+    logits: float32 [new tokens, vocabulary]; None if the caller did not ask to keep them.
+    """
 
     tokens: list[int]
     prefilled: int
@@ -41,7 +44,7 @@ def generate(
     flags: int | None = None,
     keep_logits: bool = False,
 ) -> Generated:
-    """Load a bmodel from its path or its bytes, and continue one prompt. Raises ``Generator``'s errors."""
+    """Load a bmodel from a path or from bytes, and continue one prompt. Raises the errors of ``Generator``."""
     generator = Generator(open_engine(source, dev_ids, flags))
     return generator.generate(prompt, max_new_tokens, eos_token_ids=eos_token_ids, keep_logits=keep_logits)
 
@@ -49,7 +52,7 @@ def generate(
 def open_engine(
     source: str | os.PathLike[str] | bytes, dev_ids: Sequence[int] = (0,), flags: int | None = None
 ) -> sail.EngineLLM:
-    """Open a bmodel from a path or from bytes, on these devices. Flags are for a path only."""
+    """Open a bmodel from a path or from bytes on these devices. flags: BMRuntime's; only for a path."""
     if isinstance(source, bytes):
         if flags is not None:
             raise SophgoLlmError(detail="sail.EngineLLM takes flags with a path, not with bytes")
@@ -60,7 +63,7 @@ def open_engine(
 
 
 class Generator:
-    """Continues prompts by a language model's nets, one prompt and one thread at a time.
+    """Continues prompts with the nets of a language model. It takes one prompt at a time, from one thread.
 
     Raises SophgoLlmError for a bmodel that ``dlinfer compile --engine sophgo`` did not write.
     """
@@ -86,11 +89,13 @@ class Generator:
         eos_token_ids: Collection[int] = (),
         keep_logits: bool = False,
     ) -> Generated:
-        """Return the answer to a prompt: the most probable token at each step, up to one of ``eos_token_ids``.
+        """Return the answer to a prompt: the most probable token at each step, until one of ``eos_token_ids``.
 
-        The shortest stage that takes the prompt prefills it. Tokens beyond the longest stage take a step each. Raises
-        SophgoLlmError for a prompt or an answer beyond the KV cache, and SophgoRuntimeError and SophgoWorkerError if
-        the device fails."""
+        The prefill net with the shortest stage that holds the prompt computes it. If no stage holds the prompt, the
+        longest stage computes its first tokens, and each further token takes a decode step.
+        Raises SophgoLlmError if the prompt or the answer exceeds the KV cache.
+        Raises SophgoRuntimeError and SophgoWorkerError if the device fails.
+        """
         prompt = self._checked(prompt, max_new_tokens)
         prefilled = min(len(prompt), self.layout.lengths[-1])
         logits = self._prefill(prompt[:prefilled])
@@ -122,7 +127,7 @@ class Generator:
         return tokens
 
     def _prefill(self, prompt: Sequence[int]) -> np.ndarray:
-        """Run the prompt through a prefill net, and return the logits after its last token."""
+        """Compute a prompt by a prefill net. Return the logits after its last token."""
         count, length = len(prompt), self.layout.stage_for(len(prompt))
         ids = np.zeros(length, np.int32)
         ids[:count] = prompt
@@ -130,7 +135,10 @@ class Generator:
         return self._forward(self._buffers[length], ids, np.arange(length, dtype=np.int32), mask, 0, count)
 
     def _decode(self, token: int, position: int) -> np.ndarray:
-        """Return the logits after ``token`` at ``position``. The caches must hold all tokens before that position."""
+        """Compute ``token`` at ``position`` by a decode step. Return the logits after it.
+
+        The KV caches must contain all tokens before ``position``.
+        """
         mask = np.full(self.layout.capacity + 1, HIDDEN, np.float32)
         mask[:position] = 0
         mask[-1] = 0
@@ -146,7 +154,10 @@ class Generator:
         start: int,
         count: int,
     ) -> np.ndarray:
-        """Write the keys and values of ``count`` tokens to the caches at ``start``; return the last token's logits."""
+        """Compute ``count`` tokens and write their keys and values to the KV caches from ``start`` on.
+
+        Return the logits after the last of these tokens.
+        """
         row = self.layout.row
         buffers.ids.update_data(ids)
         buffers.positions.update_data(positions)
@@ -176,7 +187,11 @@ class Generator:
             raise error
 
     def _cache(self, net: str) -> list[sail.Tensor]:
-        """Return the inputs of a ``block_cache`` net that are its KV cache, keys and values, set to zero."""
+        """Return the KV cache of a layer, keys and values, set to zero.
+
+        It is the memory of the inputs of ``block_cache``.
+        net: the name of the layer's ``block_cache`` net.
+        """
         tensors = self.engine.get_input_tensors(net)
         assert tensors, "the layout requires io_alone"
         for index in (3, 4):
@@ -185,7 +200,10 @@ class Generator:
 
 
 class _Buffers:
-    """Device memory for the tensors between nets, for ``length`` tokens at a time that can see ``keys`` keys."""
+    """Device memory for the inputs and outputs of nets that compute ``length`` tokens at once.
+
+    keys: the number of keys that each token can see.
+    """
 
     def __init__(self, handle: sail.Handle, sizes: Layout, length: int, keys: int) -> None:
         def tensor(*shape: int, dtype: sail.Dtype = sizes.dtype) -> sail.Tensor:

@@ -1,4 +1,4 @@
-"""Read the sizes of a language model from the nets of its bmodel. Generation needs no other file."""
+"""Read the sizes of a language model from the nets of its bmodel, so that generation needs no other file."""
 
 import re
 from dataclasses import dataclass
@@ -9,15 +9,18 @@ from dlinfer.vendor.sophgo.sail import Dtype, EngineLLM
 EMBEDDING, HEAD = "embedding", "lm_head"
 
 HIDDEN = -10000.0
-"""The number that hides a key when it is added to the key's score: far below any score, but finite in float16."""
+"""The number in a mask that hides a key, added to the key's score: far below any score, but finite in float16."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a model, and the stages of its nets.
+    """The sizes of a model.
 
-    lengths: prompt lengths of the prefill nets, ascending. capacity: tokens that the KV cache holds. heads: KV heads.
-    row: number of elements of a token's keys (or values) in one layer. dtype: of hidden states, masks and caches."""
+    lengths: the prompt lengths of the prefill nets, ascending.
+    capacity: the number of tokens that the KV cache holds.
+    heads: the number of KV heads.
+    row: the number of elements of one token's keys in one layer; its values have the same number.
+    dtype: the dtype of hidden states, masks and KV caches."""
 
     layers: int
     lengths: tuple[int, ...]
@@ -29,12 +32,12 @@ class Layout:
     dtype: Dtype
 
     def stage_for(self, tokens: int) -> int:
-        """Return the shortest prefill length that takes this number of tokens; the longest if none takes them."""
+        """Return the shortest prefill length that holds ``tokens`` tokens; the longest length if none holds them."""
         return next((length for length in self.lengths if length >= tokens), self.lengths[-1])
 
 
 def read(engine: EngineLLM) -> Layout:
-    """Return the layout of an engine's nets. Raises SophgoLlmError if they are not a language model's."""
+    """Return the sizes of an engine's model. Raises SophgoLlmError if its nets are not those of a language model."""
     names = set(engine.get_graph_names())
     layers = _layers(names)
     embedding = {shape[1] for shape in _shapes(engine, EMBEDDING, 0, 2)}
@@ -61,12 +64,12 @@ def read(engine: EngineLLM) -> Layout:
 
 
 def block(index: int) -> str:
-    """Return the name of a layer's net for prefill."""
+    """Return the name of the net that prefills layer ``index``."""
     return f"block_{index}"
 
 
 def block_cache(index: int) -> str:
-    """Return the name of a layer's net for decode: one new token after the cached ones."""
+    """Return the name of the net that decodes layer ``index``: one new token after the cached tokens."""
     return f"block_cache_{index}"
 
 
@@ -81,7 +84,9 @@ def _layers(names: set[str]) -> int:
 
 
 def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[int]]:
-    """Return an input's shape in each stage. Raises SophgoLlmError unless it has ``sizes`` sizes and batch 1."""
+    """Return the shape of input ``index`` of a net in each stage.
+
+    Raises SophgoLlmError unless each shape has ``sizes`` sizes and batch size 1."""
     if engine.get_input_num(net) <= index:
         raise SophgoLlmError(detail=f"net {net} has only {engine.get_input_num(net)} inputs")
     shapes = [engine.get_input_shape(net, index, stage) for stage in range(engine.get_stage_num(net))]
@@ -92,9 +97,9 @@ def _shapes(engine: EngineLLM, net: str, index: int, sizes: int) -> list[list[in
 
 
 def _check_layers(engine: EngineLLM, layers: int, blocks: set[int], past: list[int]) -> None:
-    """Raise SophgoLlmError unless all layers have layer 0's sizes, and caches have memory of their own.
+    """Raise SophgoLlmError unless all layers have the same sizes and each KV cache has memory of its own.
 
-    blocks: prompt lengths of layer 0. past: shape of the cache of layer 0."""
+    blocks: the prompt lengths of layer 0. past: the shape of the KV cache of layer 0."""
     for index in range(layers):
         stages = {shape[1] for shape in _shapes(engine, block(index), 0, 3)}
         cache, *_ = _shapes(engine, block_cache(index), 3, 4)

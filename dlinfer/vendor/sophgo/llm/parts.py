@@ -1,7 +1,7 @@
-"""The nets of a language model, as modules of fixed sizes and as ONNX.
+"""The nets of a language model: as torch modules with fixed sizes, and as ONNX.
 
-Letters for sizes: L tokens of a prefill stage, S tokens that the KV cache holds, H hidden size, KH KV heads, D head
-size, V vocabulary. All modules compute in float32; the compiler's ``quantize`` sets the chip's dtype."""
+Shapes use these letters: L tokens of a prefill stage, S tokens that the KV cache holds, H hidden size, KH KV heads, D
+head size, V vocabulary. All modules compute in float32; the compiler's option ``quantize`` sets the chip's dtype."""
 
 import copy
 import math
@@ -26,7 +26,9 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Part:
-    """One net. name: nets of the same name become stages of one net. inputs, outputs: names in the ONNX model."""
+    """One net. name: its name in the bmodel, where nets with the same name become stages of one net.
+
+    examples: inputs to export the module with. inputs, outputs: names in the ONNX model."""
 
     name: str
     module: nn.Module
@@ -35,7 +37,9 @@ class Part:
     outputs: tuple[str, ...]
 
     def onnx(self, folder: Path) -> bytes | Path:
-        """Return the net as ONNX, a large one as a file in ``folder``. Raises CaptureError and NotExportableError."""
+        """Return the net as ONNX: its content or, if it is large, a file in ``folder``.
+
+        Raises CaptureError and NotExportableError."""
         program = _exported(self.module, self.examples)
         exported = read_export(program, self.module, self.examples, None)
         graph_module = exported.captured.graph_module
@@ -52,9 +56,9 @@ class Part:
 
 
 def _with_finite_masks(graph: fx.Graph) -> None:
-    """Remove the nodes that fusion adds for mask rows of only -inf.
+    """Remove the nodes that dlinfer's fusion of attention adds for mask rows of only -inf.
 
-    The masks of these nets are finite, and Sophgo's compiler does not take NaN, which those nodes write."""
+    The masks of these nets are finite, and Sophgo's compiler does not take the NaN in those nodes."""
     for node in graph.find_nodes(op="call_function", target=_aten.masked_fill.Scalar):
         mask, hidden, value = node.args
         if math.isnan(value) and hidden.target is _aten.all.dim:
@@ -74,21 +78,21 @@ def _exported(module: nn.Module, examples: tuple[Tensor, ...]) -> Any:
 
 
 def embedding(model: Any, length: int) -> Part:
-    """Return the embedding's net: input_ids [1, L] -> input_states [1, L, H]."""
+    """Return the net that embeds tokens: input_ids [1, L] -> input_states [1, L, H]."""
     module = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.float())
     example = torch.zeros(1, length, dtype=torch.int32)
     return Part("embedding", module, (example,), ("input_ids",), ("input_states",))
 
 
 def head(model: Any) -> Part:
-    """Return the net of the last norm and the head: input_states [1, 1, H] of the last token -> logits [1, 1, V]."""
+    """Return the net of the last norm and the LM head: the last token's input_states [1, 1, H] -> logits [1, 1, V]."""
     module = nn.Sequential(_float(model.model.norm), _float(model.lm_head))
     example = torch.zeros(1, 1, model.config.hidden_size)
     return Part("lm_head", module, (example,), ("input_states",), ("logits",))
 
 
 def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) -> Part:
-    """Return the net of layer ``index`` for a prompt.
+    """Return the net that prefills layer ``index``.
 
     Inputs: input_states [1, L, H], position_ids [1, L], attention_mask [1, 1, L, L] of 0 and layout.HIDDEN.
     Outputs: hidden_states [1, L, H], present_k, present_v [1, L, KH, D]."""
@@ -96,19 +100,19 @@ def block(model: Any, index: int, tables: tuple[Tensor, Tensor], length: int) ->
 
 
 def block_cache(model: Any, index: int, tables: tuple[Tensor, Tensor], capacity: int) -> Part:
-    """Return the net of layer ``index`` for one new token after those in a KV cache.
+    """Return the net that decodes layer ``index``: one new token after the tokens in a KV cache.
 
     Inputs: input_states [1, 1, H], position_ids [1, 1], attention_mask [1, 1, 1, S + 1], past_k, past_v [1, S, KH, D].
     Outputs: hidden_states [1, 1, H], present_k, present_v [1, 1, KH, D].
 
-    The mask's last column stands for the new token. The caller copies its keys and values into the cache."""
+    The mask's last column is for the new token. The caller copies present_k and present_v into the KV cache."""
     return _layer(f"block_cache_{index}", model, index, tables, 1, capacity)
 
 
 def _layer(
     name: str, model: Any, index: int, tables: tuple[Tensor, Tensor], length: int, capacity: int
 ) -> Part:
-    """Return a layer's net over ``length`` tokens after a cache of ``capacity`` tokens. Capacity 0 means no cache."""
+    """Return the net of a layer for ``length`` new tokens after ``capacity`` cached ones. 0 means no KV cache."""
     config = model.config
     examples = [
         torch.zeros(1, length, config.hidden_size),
@@ -128,7 +132,7 @@ def head_size(config: Any) -> int:
 
 
 class _Block(nn.Module):
-    """A layer of transformers, called with rows of the rotary tables. It also returns the new keys and values."""
+    """A layer of transformers that takes positions instead of cos and sin, and also returns the new keys and values."""
 
     cos: Tensor
     sin: Tensor
@@ -162,16 +166,16 @@ class _Block(nn.Module):
 
 
 class _Cache:
-    """A cache for one call of a layer, with the part of transformers' cache interface that layers call.
+    """The KV cache of one call of a layer, with the methods of transformers' cache that layers call.
 
-    Layers use keys and values as [1, KH, tokens, D]. Caches are [1, tokens, KH, D], so a token is one row."""
+    Layers have keys and values as [1, KH, tokens, D]. A KV cache is [1, tokens, KH, D], so a token is one row."""
 
     def __init__(self, past_k: Tensor | None, past_v: Tensor | None) -> None:
         self._past = (past_k, past_v)
         self.present: tuple[Tensor, Tensor] | None = None
 
     def update(self, keys: Tensor, values: Tensor, *ignored: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        """Return the keys and values to attend to: the cached ones and the new ones."""
+        """Keep the new keys and values. Return the cached and the new ones together, for the layer's attention."""
         self.present = (keys.transpose(1, 2), values.transpose(1, 2))
         if self._past[0] is None or self._past[1] is None:
             return keys, values
@@ -181,7 +185,7 @@ class _Cache:
 
 
 def _float(module: nn.Module) -> nn.Module:
-    """Return a float32 copy of the module, or the module itself if it is float32."""
+    """Return the module if it is float32, else a float32 copy of it."""
     if all(parameter.dtype == torch.float32 for parameter in module.parameters()):
         return module
     return copy.deepcopy(module).float()
