@@ -13,5 +13,5 @@ ADVICE = "install them with: pip install 'dlinfer[sophgo]'"
 
 
 def missing(needed: Sequence[str]) -> str:
-    """Return the names in ``needed`` of packages that are not installed, separated by commas; "" if all are installed."""
+    """Return the packages of ``needed`` that are not installed, separated by commas; "" if all are installed."""
     return ", ".join(name for name in needed if util.find_spec(name) is None)

@@ -1,4 +1,5 @@
-"""BMRuntime in its own process: chips, device memory and loaded bmodels, from this side of the socket.
+"""BMRuntime in a worker process: chips, device memory and loaded bmodels, as this process sees them.
 
-``device.open_device`` returns a device; a ``loaded.LoadedModel`` is a bmodel on some devices. The C library runs in a
-worker process (``child``). If it crashes or hangs there, the caller here gets an error."""
+``device.open_device`` returns a device. ``loaded.LoadedModel`` is a bmodel on one or more devices. The C library runs
+only in the worker (``child``), which answers over a socket. If the library crashes or hangs, the caller gets an
+error."""

@@ -1,7 +1,8 @@
-"""Read a bmodel's description before loading: its chip, devices and working memory. Detect truncated files.
+"""Read a bmodel's description (chip, devices, working memory) before the bmodel is loaded, and detect truncated files.
 
-The file has a header, a flatbuffer and binary data. The header is four 32-bit numbers: magic, and sizes of the header,
-the flatbuffer and the data. The flatbuffer's public schema: include/tpu_mlir/Builder/BM168x/bmodel.fbs of tpu-mlir."""
+A bmodel has a header, a flatbuffer and binary data. The header is four 32-bit numbers: a magic number, and the sizes of
+the header, the flatbuffer and the data. The schema of the flatbuffer is public:
+include/tpu_mlir/Builder/BM168x/bmodel.fbs of tpu-mlir."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -24,10 +25,11 @@ _MOST = 64 * 2**20  # a flatbuffer without the binary data is far smaller
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a bmodel. chip: the file's name for it. devices: number of devices that the bmodel needs.
+    """The description of a bmodel.
 
-    memory: network's name -> for each stage, sizes in bytes of the parts of its working memory. weights: sizes in bytes
-        of all stages' weights."""
+    chip: the file's name for its chip. devices: the number of devices that the bmodel needs.
+    memory: network's name -> for each stage, the sizes in bytes of the parts of its working memory.
+    weights: the sizes in bytes of the weights of all stages."""
 
     chip: str
     devices: int
@@ -35,12 +37,12 @@ class Header:
     weights: frozenset[int]
 
     def working(self) -> set[int]:
-        """Return the sizes in bytes of all blocks of working memory that the runtime may allocate."""
+        """Return all sizes in bytes of blocks of working memory that BMRuntime may allocate."""
         return {size for stages in self.memory.values() for parts in stages for size in parts} - {0}
 
 
 def read_file(path: Path) -> Header:
-    """Return the description in a file. Raises SophgoModelError for a missing or damaged bmodel."""
+    """Return the description of a bmodel file. Raises SophgoModelError if the file is missing or damaged."""
     try:
         # Opening a pipe may hang; no path has a zero byte.
         if "\0" in str(path) or (path.exists() and not path.is_file()):
@@ -52,7 +54,7 @@ def read_file(path: Path) -> Header:
 
 
 def read_bytes(data: bytes | bytearray | memoryview) -> Header:
-    """Return the description of a bmodel in memory. Raises SophgoModelError for a damaged bmodel."""
+    """Return the description of a bmodel in memory. Raises SophgoModelError if it is damaged."""
     return _parsed("in memory", BytesIO(data), len(data))
 
 
@@ -84,13 +86,15 @@ def _header(model: Table) -> Header:
 
 
 def _working_memory(stage: Table) -> tuple[int, ...]:
-    """Return the sizes in bytes of the parts of a stage's working memory; one size if the file names no parts."""
+    """Return the sizes in bytes of the parts of a stage's working memory.
+
+    If the file lists no parts, it is one part."""
     parts = stage.numbers(_MEMORY_PARTS, "<Q")
     return (stage.number(_MEMORY, "<Q"),) if parts is None else parts
 
 
 def _weight_bytes(stage: Table) -> Iterator[int]:
-    """Yield the sizes in bytes of a stage's weights: in the file, and after decryption."""
+    """Yield two sizes in bytes of a stage's weights: their size in the file, and their size after decryption."""
     for weights in stage.table(_WEIGHTS):
         yield weights.number(_WEIGHTS_DATA, "<8xQ")  # a structure: start, size
         yield weights.number(_WEIGHTS_DECRYPTED, "<Q")

@@ -1,7 +1,7 @@
-"""The kinds of Sophgo chips, and which of them this machine has or can emulate.
+"""The kinds of Sophgo chips, and the search for chips or emulators on this machine.
 
-The machine's own chips come first: they need device nodes of the driver, and libsophon, which has the same interface as
-the toolchain's libraries. Without a chip, the toolchain's emulators are used."""
+The machine's own chips come first. They need device nodes of the driver, and libsophon, whose interface is that of the
+toolchain's libraries. Without a chip, the toolchain's emulators are used."""
 
 import contextlib
 import os
@@ -15,10 +15,11 @@ DEFAULT_EMULATED = "bm1684x"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of chip. name: dlinfer's. in_bmodels: names in bmodels. chip_id: the number from bm_get_chipid.
+    """A kind of chip.
 
-    restless: whether its emulator waits for work in a busy loop, which takes a whole core.
-    sharing: whether BMRuntime shares one working memory among all its networks (child/working_memory.py)."""
+    name: dlinfer's name for it. in_bmodels: its names in bmodels. chip_id: its number from bm_get_chipid.
+    restless: whether its emulator waits for work in a busy loop, which takes a whole CPU core.
+    sharing: whether BMRuntime shares one working memory among all networks of the chip (child/working_memory.py)."""
 
     name: str
     in_bmodels: tuple[str, ...]
@@ -37,22 +38,22 @@ KINDS = {
 
 
 def of_bmodel(name: str) -> str:
-    """Return dlinfer's name for the name of a chip in a bmodel; for an unknown chip, that name in lower case."""
+    """Return dlinfer's name for a chip that a bmodel names; for an unknown chip, the bmodel's name in lower case."""
     return next((kind.name for kind in KINDS.values() if name in kind.in_bmodels), name.lower())
 
 
 def of_chip_id(number: int) -> str:
-    """Return dlinfer's name for a number from bm_get_chipid."""
+    """Return dlinfer's name for a chip by its number from bm_get_chipid; "chip 0x..." for an unknown chip."""
     return next((kind.name for kind in KINDS.values() if kind.chip_id == number), f"chip {number:#x}")
 
 
 @dataclass(frozen=True)
 class Found:
-    """The chips that can run bmodels here.
+    """The chips that can run bmodels on this machine.
 
-    libsophon: folder of the machine's libsophon; None if the chips are emulated. chips: device nodes, or emulators'
-        kinds.
-    reason: what was found or is missing. advice: what to do if there is no chip."""
+    libsophon: the folder of the machine's libsophon; None if the chips are emulated.
+    chips: the device nodes; for emulators, the kinds of chips.
+    reason: a text that says which chips were found, or why there are none. advice: what to do if there are none."""
 
     libsophon: Path | None
     chips: tuple[str, ...]
@@ -61,7 +62,9 @@ class Found:
 
 
 def find(root: Path = Path("/")) -> Found:
-    """Look for chips, then for emulators, without loading a library. root: parent of dev, etc and opt, for tests."""
+    """Look for chips, then for emulators, without loading a library.
+
+    root: the parent of dev, etc and opt; tests pass another folder."""
     nodes = sorted((root / "dev").glob("bm-sophon[0-9]*"))
     libraries = libsophon(root)
     if nodes and libraries is not None:
@@ -75,7 +78,9 @@ def find(root: Path = Path("/")) -> Found:
 
 
 def libsophon(root: Path = Path("/")) -> Path | None:
-    """Return the folder with libsophon's libbmrt: its packages' usual one, or one of the linker's; None without any."""
+    """Return the folder with libsophon's libbmrt; None if there is none.
+
+    The folder of libsophon's packages comes first, then the folders of the dynamic linker."""
     usual = root / "opt/sophon/libsophon-current/lib"
     folders = [usual, *map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))]
     for file in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):

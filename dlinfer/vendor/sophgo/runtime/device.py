@@ -1,8 +1,8 @@
-"""Devices by number, and memory on them. All users of a device share it; the last one closes it.
+"""Devices by number, and memory on them. All users of a device share it, and the last one closes it.
 
-On a machine with chips, device n is chip n. Otherwise all numbers are devices of one emulator. The kind of its chip is
-the first of these that is given: DLINFER_SOPHGO_EMULATE; the chip of the bmodel to open; the chip of the device in use
-under this number; bm1684x."""
+On a machine with chips, device n is chip n. Otherwise all numbers are devices of an emulator. The emulated kind of chip
+is the first of these that exists: DLINFER_SOPHGO_EMULATE; the chip of the bmodel to load; the chip of the device that
+is in use under this number; bm1684x."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ _OTHER_CHIP = "compile the model for one of these chips, or run it on a machine 
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes on a device: ``number`` of a memory in the worker, and offset and size in bytes within that memory."""
+    """Bytes on a device. number: that of a memory in the worker. offset, size: a range of bytes in that memory."""
 
     number: int
     offset: int
@@ -33,7 +33,7 @@ class Place:
 
 
 class Device:
-    """A device. number: the caller's number for it. chip: its kind. serial: its serial number, "" if it has none."""
+    """An open device. number: the caller's number for it. chip: its kind of chip. serial: its serial number or ""."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker = worker
@@ -43,7 +43,9 @@ class Device:
         self.serial: str = answer["serial"]
 
     def allocate(self, size: int) -> "DeviceMemory":
-        """Allocate ``size`` bytes, not cleared. Raises SophgoRuntimeError if the device lacks memory."""
+        """Allocate ``size`` bytes without clearing them.
+
+        Raises SophgoRuntimeError if the device has too little memory."""
         if not 0 < size <= LARGEST:
             raise SophgoCallError(call="allocate", detail=f"{size} bytes; a tensor has 1 to {LARGEST} bytes")
         number = self.worker.call("allocate", device=self.number, size=size)
@@ -53,9 +55,10 @@ class Device:
 
 
 class DeviceMemory:
-    """Bytes on a device. Methods raise SophgoCallError for bytes outside of them, and a worker's errors.
+    """Bytes on a device. All offsets and sizes are in bytes.
 
-    Offsets are in bytes. keeper: an object to keep alive, such as the model or memory that these bytes are part of."""
+    keeper: an object to keep alive, such as the model that owns these bytes.
+    Methods raise SophgoCallError for bytes outside this memory. Methods raise the errors of a worker."""
 
     def __init__(self, device: Device, place: Place, keeper: Any) -> None:
         self.device = device
@@ -71,26 +74,28 @@ class DeviceMemory:
         return DeviceMemory(self.device, Place(self.place.number, self.place.offset + offset, size), self)
 
     def write(self, data: memoryview, offset: int = 0) -> None:
-        """Copy ``data``, a flat view of bytes, to the device, from ``offset`` on."""
+        """Copy ``data`` to the device, from ``offset`` on. data: a flat view of bytes."""
         self._transfer("write", self.device.worker.put, data, offset)
 
     def read(self, data: memoryview, offset: int = 0) -> None:
-        """Fill ``data``, a writable flat view of bytes, from the device, from ``offset`` on."""
+        """Copy from the device, from ``offset`` on, until ``data`` is full. data: a writable flat view of bytes."""
         self._transfer("read", self.device.worker.get, data, offset)
 
     def _transfer(self, call: str, move: Callable[..., None], data: memoryview, offset: int) -> None:
-        """Copy piece by piece: a piece goes through memory of SHARED_BYTES that this process shares with the worker."""
+        """Copy in pieces of SHARED_BYTES, through the memory that this process shares with the worker.
+
+        call: the worker's function. move: the Worker's ``put`` or ``get``."""
         self._check(call, offset, data.nbytes)
         for start in range(0, data.nbytes, SHARED_BYTES):
             piece = data[start : start + SHARED_BYTES]
             move(piece, call, **self._at(offset + start, piece.nbytes))
 
     def fill(self, pattern: bytes) -> None:
-        """Repeat 1, 2 or 4 bytes over the whole memory."""
+        """Fill the memory with copies of ``pattern``, which is 1, 2 or 4 bytes."""
         self.device.worker.call("fill", **self._at(0, self.size), pattern=pattern.hex())
 
     def copy_from(self, source: "DeviceMemory", offset: int, source_offset: int, size: int) -> None:
-        """Copy ``size`` bytes from memory of the same device or, through this process, of another device."""
+        """Copy ``size`` bytes from ``source`` into this memory. From another device they go through this process."""
         self._check("copy", offset, size)
         source._check("copy", source_offset, size)
         if source.device is self.device:
@@ -122,7 +127,9 @@ _latest: dict[int, "weakref.ref[Device]"] = {}  # number -> the device that last
 
 
 def _forget() -> None:
-    """Forget all workers and locks in a forked child: the workers are the parent's, and its locks may stay locked."""
+    """Forget all workers and locks in a forked child.
+
+    The workers belong to the parent, and its locks may stay locked."""
     global _lock, _slow, _workers, _devices, _latest
     _lock, _slow, _latest = threading.RLock(), {}, {}
     _workers, _devices = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
@@ -132,10 +139,13 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def open_device(number: int, chip: str | None = None) -> Device:
-    """Return the device of a number. chip: the kind that a bmodel needs; without chips in the machine it is emulated.
+    """Return the device with this number, and open it if it is not open.
 
-    Raises SophgoCallError for a number without a device, SophgoUnavailableError without a chip or an emulator, and a
-    worker's errors. Threads that open devices of one chip wait for each other."""
+    chip: the kind of chip that a bmodel needs. It is emulated if this machine has no chips. None means any kind.
+    Threads that open devices of the same kind wait for each other.
+    Raises SophgoCallError for a number that is not a device number.
+    Raises SophgoUnavailableError if there is neither a chip nor an emulator.
+    Raises the errors of a worker."""
     number = number_of(number)
     emulate = settings.current().sophgo_emulate
     libsophon = None if emulate else chips.find().libsophon
@@ -158,14 +168,16 @@ def open_device(number: int, chip: str | None = None) -> Device:
 
 
 def number_of(device: Any) -> int:
-    """Return a device's number as an int. Raises SophgoCallError for anything but an integer in range."""
+    """Return a device's number as an int. Raises SophgoCallError unless it is an integer below MOST_DEVICES."""
     if isinstance(device, Integral) and not isinstance(device, bool) and 0 <= int(device) < MOST_DEVICES:
         return int(device)
     raise SophgoCallError(call="device", detail=f"{device!r} is not a device number")
 
 
 def _there(key: str, number: int) -> tuple[Worker | None, Device | None]:
-    """Return two values: the worker if it is alive, and the device if that worker has opened it. Either may be None."""
+    """Return the running worker and the device that it has opened. Each is None if there is none.
+
+    key: the worker's key. number: the device's number."""
     with _lock:
         worker = _workers.get(key)
         if worker is None or not worker.alive:
@@ -189,7 +201,7 @@ def _started(key: str, libsophon: Path | None, chip: str) -> Worker:
 
 
 def _in_use(number: int) -> str | None:
-    """Return the chip of the device that last opened a bmodel under this number; None if there is no live one."""
+    """Return the chip of the device that last opened a bmodel under this number; None if that device is gone."""
     with _lock:
         device = _latest.get(number, lambda: None)()
     return device.chip if device is not None and device.worker.alive else None

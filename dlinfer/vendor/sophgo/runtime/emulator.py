@@ -1,7 +1,7 @@
-"""The toolchain's chip emulators: a folder for each, laid out like libsophon's.
+"""The toolchain's chip emulators. Each has a folder with the files that a libsophon folder has.
 
-A chip's emulator is its ``libcmodel`` with the toolchain's own libbmlib and libbmrt. These libraries find each other by
-fixed names in the folder that they are opened from."""
+The emulator of a chip is the chip's ``libcmodel`` with the toolchain's own libbmlib and libbmrt. These libraries find
+each other by fixed file names in their folder."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ _LINKS = {
 
 
 def missing(chip: str) -> str:
-    """Return why a chip's emulator cannot be used; "" if it can."""
+    """Return the reason why the emulator of a chip cannot be used; "" if it can be used."""
     installation = state(TOOLCHAIN)
     if not installation.installed:
         return f"Sophgo's toolchain, which has the emulators, cannot be used: {installation.reason}"
@@ -40,7 +40,7 @@ def missing(chip: str) -> str:
 
 
 def folder(chip: str) -> Path:
-    """Return the folder of a chip's emulator, created if missing. Raises SophgoUnavailableError."""
+    """Return the folder of a chip's emulator, and create it if it is missing. Raises SophgoUnavailableError."""
     what = f"the emulator of {chip}"
     lacking = missing(chip)
     if lacking:
@@ -57,10 +57,10 @@ def folder(chip: str) -> Path:
 
 
 def without_shim(place: Path) -> str:
-    """Compile the shim of this folder's emulator if it is missing. Return why there is none; "" if there is one.
+    """Compile the emulator's shim into the folder ``place`` if it is missing. Return "", or the reason if that fails.
 
-    The shim is a few lines of C between BMRuntime and bmlib (shim.c). Without it an emulator is one device only, and an
-    emulator that shares working memory among networks cannot run networks that need any."""
+    The shim is a few C functions between BMRuntime and bmlib (shim.c). Without it an emulator is only one device. Also
+    without it, an emulator whose networks share working memory cannot run networks that need working memory."""
     source = Path(__file__).with_name("shim.c")
     library = place / SHIM
     if library.exists() and library.stat().st_mtime >= source.stat().st_mtime:
@@ -91,7 +91,7 @@ def _files(chip: str) -> dict[str, Path]:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Create or repair a symbolic link, even if another process is doing the same."""
+    """Create a symbolic link, or replace one with another target, even if another process does the same."""
     with contextlib.suppress(OSError):
         if link.readlink() == target:
             return

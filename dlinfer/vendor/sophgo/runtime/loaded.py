@@ -1,4 +1,4 @@
-"""A bmodel that is loaded on some devices. It runs networks on memory of these devices."""
+"""A bmodel that is loaded on one or more devices, and runs its networks on memory of these devices."""
 
 import os
 import weakref
@@ -24,10 +24,13 @@ _ADVICE = {"order": "load this bmodel before that network, or compile that netwo
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output of a network. dtype: a bm_data_type_t. shapes, places: one for each stage.
+    """An input or output of a network.
 
-    device: the caller's number of the device that it is on. max_bytes: its size in bytes in the largest stage.
-    places: the runtime's own memory for it, which ``LoadedModel.memory`` returns."""
+    dtype: a bm_data_type_t.
+    max_bytes: its size in bytes in the largest stage.
+    device: the caller's number of the device that has it.
+    shapes: its shape in each stage.
+    places: in each stage, BMRuntime's own memory for it. ``LoadedModel.memory`` returns it."""
 
     name: str
     dtype: int
@@ -40,9 +43,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """A named network of a bmodel. addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc.
+    """A network of a bmodel.
 
-    is_dynamic: whether it takes sizes below a stage's. stage_num: number of sets of shapes that it was compiled for."""
+    is_dynamic: whether it takes smaller sizes than those of its stages.
+    addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc.
+    stage_num: the number of stages. A stage is a set of shapes that the network was compiled for."""
 
     name: str
     is_dynamic: bool
@@ -54,14 +59,14 @@ class NetworkInfo:
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that a network reads or writes in a run. dtype: a bm_data_type_t."""
+    """A tensor that a run of a network reads or writes. dtype: a bm_data_type_t."""
 
     dtype: int
     shape: tuple[int, ...]
     memory: DeviceMemory
 
     def wire(self) -> list[Any]:
-        """Return the tensor as a list, in the form that a worker's ``run`` takes."""
+        """Return the tensor as the list that the worker's call ``run`` takes."""
         place = self.memory.place
         return [self.dtype, list(self.shape), place.number, place.offset, place.size]
 
@@ -69,10 +74,11 @@ class Argument:
 class LoadedModel:
     """A bmodel from a file or from bytes. It is unloaded when nothing refers to it any more.
 
-    devices: their numbers; a bmodel for several devices needs as many. flags: bm_runtime_flag_t bits; None keeps
-        BMRuntime's own.
-    Raises the errors of ``open_device``, and SophgoModelError for a damaged bmodel, for one that needs another chip or
-    more devices, and if BMRuntime refuses it."""
+    devices: the numbers of the devices to use. A bmodel that was compiled for several devices needs as many.
+    flags: bits of bm_runtime_flag_t; None leaves BMRuntime's own flags.
+    Raises SophgoModelError for a damaged bmodel, for one that needs another chip or more devices, and if BMRuntime
+    refuses the bmodel.
+    Raises the errors of ``open_device``."""
 
     def __init__(
         self, source: str | os.PathLike[str] | bytes, devices: Sequence[int], flags: int | None
@@ -148,16 +154,18 @@ class LoadedModel:
         return TensorInfo(**answer, shapes=shapes, places=places)
 
     def memory(self, tensor: TensorInfo, stage: int) -> DeviceMemory:
-        """Return the runtime's own memory for an input or output in a stage. The memory keeps the model alive."""
+        """Return BMRuntime's own memory for an input or output in a stage. The result keeps the model alive."""
         return DeviceMemory(self.devices[tensor.device], tensor.places[stage], self)
 
     def run(
         self, network: str, inputs: Sequence[Argument], outputs: Sequence[Argument]
     ) -> list[tuple[int, ...]]:
-        """Run a network, wait until it has finished, and write the outputs' memory. Returns the outputs' shapes.
+        """Run a network, wait until it has finished, and return the shapes of its outputs.
 
-        Of the arguments, only their workers are checked: all memory must be in this model's worker. BMRuntime refuses
-        other bad arguments, or crashes the worker. Raises SophgoCallError, and a worker's errors."""
+        The network reads the memory of ``inputs`` and writes the memory of ``outputs``. This method checks only that
+        all memory is in this model's worker. BMRuntime refuses other bad arguments, or crashes the worker.
+        Raises SophgoCallError for memory in another worker.
+        Raises the errors of a worker."""
         for side, arguments in (("input", inputs), ("output", outputs)):
             for index, argument in enumerate(arguments):
                 self._check_worker(f"{side} {index} of {network!r}", argument.memory.device.worker)
@@ -168,9 +176,9 @@ class LoadedModel:
         return [tuple(shape) for shape in shapes]
 
     def _check_worker(self, which: str, worker: Worker) -> None:
-        """Raise SophgoCallError for a tensor in another worker. Does not check if the model's own worker has ended.
+        """Raise SophgoCallError if a tensor is in another worker than the model. which: the tensor, for the message.
 
-        In that case the run reports the end. which: the tensor, for the message."""
+        If the model's own worker has ended, nothing is raised here: the run will report the end."""
         if worker is self._worker or not self._worker.alive:
             return
         if worker.name != self._worker.name:

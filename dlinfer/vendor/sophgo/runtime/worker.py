@@ -1,8 +1,8 @@
-"""A worker process: start it, call it, and end it with its last user.
+"""A worker process: start it, call it, and end it when its last user is gone.
 
-On bad input BMRuntime and the chip emulator crash their process (an assertion, a segmentation fault), or hang. In a
-worker process only the worker ends. The caller gets an error with the worker's last lines of output, and the next
-engine starts another worker."""
+On bad input BMRuntime and the chip emulators crash their process (an assertion, a segmentation fault), or they hang.
+Therefore they run in a worker process, and only the worker ends. The caller gets an error with the last lines that the
+worker printed, and the next engine starts another worker."""
 
 import contextlib
 import mmap
@@ -34,13 +34,14 @@ _START = "import sys; sys.path.append(sys.argv.pop(1)); from child.serve import 
 
 
 class Worker:
-    """One worker process. Calls from several threads wait for each other; another process may not use it.
+    """One worker process. Threads that call it take turns. Only the process that started it may use it.
 
-    name: the chip's, for messages. restless: whether its idle emulator takes a whole core; SIGSTOP then stops it
-        between calls.
+    name: the chip's name, for messages.
+    folder: the folder of the C libraries.
+    restless: whether its emulator takes a whole CPU core while it waits. If so, SIGSTOP stops the worker between calls.
     If the process that started the worker ends, even by SIGKILL, the kernel kills the worker.
-    Raises SophgoWorkerError if no process can start, SophgoRuntimeError if the C libraries in ``folder`` cannot be
-    loaded."""
+    Raises SophgoWorkerError if no process can be started.
+    Raises SophgoRuntimeError if the C libraries cannot be loaded."""
 
     def __init__(self, name: str, folder: Path, emulated: bool, restless: bool = False) -> None:
         self.name = name
@@ -71,25 +72,27 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether this process can call the worker."""
+        """Whether the worker runs and this process may call it."""
         return not self._death and os.getpid() == self._owner and self._process.poll() is None
 
     def call(self, name: str, file: int | None = None, **arguments: Any) -> Any:
-        """Call a function of the worker and return its result. file: descriptor of an open file to send with the call.
+        """Call a function of the worker and return its result.
 
-        Raises SophgoRuntimeError if the C library refuses, and SophgoWorkerError if the worker is gone. A worker that
-        does not answer in DLINFER_SOPHGO_TIMEOUT seconds is killed: SophgoTimeoutError."""
+        file: the descriptor of an open file to send with the call.
+        Raises SophgoRuntimeError if the C library refuses the call.
+        Raises SophgoWorkerError if the worker has ended.
+        Raises SophgoTimeoutError if the worker does not answer in DLINFER_SOPHGO_TIMEOUT seconds, and kills it."""
         with self._turn(name):
             return self._ask(name, file, arguments)
 
     def put(self, data: memoryview, name: str, **arguments: Any) -> None:
-        """Call a function that takes ``data``, at most SHARED_BYTES."""
+        """Call a function of the worker that reads ``data``, which has at most SHARED_BYTES."""
         with self._turn(name):
             self.shared[: data.nbytes] = data
             self._ask(name, None, arguments)
 
     def get(self, data: memoryview, name: str, **arguments: Any) -> None:
-        """Call a function that fills ``data``, at most SHARED_BYTES."""
+        """Call a function of the worker that fills ``data``, which has at most SHARED_BYTES."""
         with self._turn(name):
             self._ask(name, None, arguments)
             with memoryview(self.shared) as shared:
@@ -97,16 +100,18 @@ class Worker:
 
     @contextlib.contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """Hold the worker for one call. Memory and models that were discarded are freed first."""
+        """Reserve the worker for one call. Before the call, free what was discarded."""
         self._check_usable(name)  # a fork's child must not touch the shared memory, nor wait for a lock
         with self._lock:
             self._discard()
             yield
 
     def discard(self, call: str, number: int) -> None:
-        """Free memory or unload a model, now or, if another thread is in a call, before the next call.
+        """Free a memory or unload a model: now or, if a call is in progress, before the next call.
 
-        Finalizers call this at any moment, in any thread, even during a call. A dead worker has freed everything."""
+        call: "free" or "unload". number: that of the memory or model. Finalizers call this method at any moment, in any
+            thread,
+        even during a call. If the worker has ended, everything is free already."""
         self._unwanted.append((call, number))
         if self._lock.acquire(blocking=False):
             try:
@@ -116,7 +121,9 @@ class Worker:
                 self._lock.release()
 
     def _discard(self) -> None:
-        """Free discarded memory, and unload discarded models last, since a model's memory ends with the model."""
+        """Free the discarded memories, then unload the discarded models.
+
+        Models come last because unloading a model ends the memory that belongs to it."""
         gone: dict[str, list[int]] = {"free": [], "unload": []}
         while self._unwanted:
             call, number = self._unwanted.popleft()
@@ -180,7 +187,7 @@ class Worker:
         self._process.wait()
 
     def _tail(self) -> str:
-        """Return the last lines that the worker printed during this call, to end a message; "" if there are none."""
+        """Return the last lines that the worker printed in this call, as the end of a message; "" if there are none."""
         log = self._log.fileno()
         size = os.fstat(log).st_size
         data = os.pread(log, _LOG_BYTES, max(0, size - _LOG_BYTES))
@@ -189,12 +196,14 @@ class Worker:
 
 
 def memory_file() -> FileIO:
-    """Return a file that is in memory only, and vanishes with its last descriptor. Raises OSError."""
+    """Return a file that exists only in memory, until its last descriptor is closed. Raises OSError."""
     return FileIO(os.memfd_create("dlinfer-sophgo", os.MFD_CLOEXEC), "r+")
 
 
 def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subprocess.Popen[bytes]:
-    """Start a worker's process. Closes the worker's end of the socket and the memory file in this process."""
+    """Start the process of a worker. Close the worker's end of the socket and the memory file in this process.
+
+    connection: the worker's end. memory: the memory that both processes share. log: receives the worker's output."""
     with connection, memory:
         numbers = connection.fileno(), memory.fileno()
         return subprocess.Popen(
@@ -217,9 +226,9 @@ def _started(connection: socket.socket, memory: FileIO, log: FileIO) -> subproce
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, log: FileIO, owner: int) -> None:
-    """End a worker: close the socket, so that the worker frees everything and ends; kill it if it does not.
+    """End a worker: close the socket, which lets it free everything and end; kill it if it does not end in time.
 
-    In a process that did not start the worker, only this process's files are closed."""
+    In a process that did not start the worker, only close this process's files. owner: the process that started it."""
     with connection, log:
         if os.getpid() != owner:
             return

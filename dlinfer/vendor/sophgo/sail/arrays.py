@@ -1,4 +1,4 @@
-"""Numpy arrays for tensors: checks and conversions."""
+"""Check numpy arrays that go into tensors, and convert numbers to and from the elements of tensors."""
 
 from math import trunc
 from typing import Any
@@ -10,7 +10,10 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 def taken(call: str, data: Any) -> np.ndarray:
-    """Return ``data`` as a contiguous array, 64-bit integers as 32-bit ones. Raises SophgoCallError for other data."""
+    """Return ``data`` as a contiguous array that a tensor can take. 64-bit integers become int32.
+
+    Raises SophgoCallError for anything but an array with elements, of a dtype that tensors have. call: for the
+    message."""
     if not isinstance(data, np.ndarray):
         raise refuse(call, f"{type(data).__name__} is not a numpy.ndarray")
     if data.dtype in (np.int64, np.uint64):
@@ -32,7 +35,9 @@ def _narrowed(call: str, data: np.ndarray) -> np.ndarray:
 
 
 def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
-    """Return ``data`` as an array for a tensor of ``dtype``; float16 becomes its bits. Raises SophgoCallError."""
+    """Return ``data`` as the elements of a tensor of ``dtype``. float16 becomes uint16 with the same bits.
+
+    Raises SophgoCallError for an array of another dtype."""
     array = taken(call, data)
     if array.dtype == np.float16 and dtype == Dtype.BM_FLOAT16:
         return array.view(np.uint16)
@@ -45,7 +50,7 @@ def fitting(call: str, data: Any, dtype: Dtype) -> np.ndarray:
 
 
 def to_bfloat16(values: Any) -> np.ndarray:
-    """Round float32 to bfloat16, to nearest even; return the bits as uint16. NaN stays NaN."""
+    """Round float32 to bfloat16, to nearest even. Return the bits as uint16. NaN stays NaN."""
     wide = np.ascontiguousarray(values, np.float32)
     bits = wide.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -55,7 +60,8 @@ def to_bfloat16(values: Any) -> np.ndarray:
 def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
     """Convert numbers to elements of ``dtype``. Floats beyond its range become infinity.
 
-    For an integer ``dtype``, numbers are rounded to nearest and clamped to its range; ``values`` must have no NaN."""
+    For an integer ``dtype``, numbers are rounded to nearest and clamped to its range, and ``values`` must not have
+    NaN."""
     with np.errstate(over="ignore"):  # to infinity
         if dtype == Dtype.BM_BFLOAT16:
             return to_bfloat16(values)
@@ -69,7 +75,7 @@ def encoded(values: np.ndarray, dtype: Dtype) -> np.ndarray:
 
 
 def element(call: str, number: Any, dtype: Dtype) -> np.ndarray:
-    """Return a number as an array of one element of ``dtype``. Integer types drop its fraction, as C does.
+    """Return a number as an array with one element of ``dtype``. An integer ``dtype`` drops the fraction, as C does.
 
     Raises SophgoCallError for a number beyond the range of ``dtype``."""
     if dtype in FLOATING:

@@ -1,6 +1,6 @@
-"""Check the tensors of a ``process`` call against the graph's inputs and outputs.
+"""Compare the tensors of a ``process`` call with the graph's inputs and outputs.
 
-Some of these mistakes end BMRuntime's process; others give wrong numbers.
+Without this check, some mistakes would end BMRuntime's process, and others would give wrong numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,10 @@ from dlinfer.vendor.sophgo.sail.types import NUMPY, Dtype
 def arguments(
     network: NetworkInfo, inputs: Mapping[int, Tensor], outputs: Mapping[int, Tensor]
 ) -> tuple[list[Argument], list[Argument]]:
-    """Return two lists, inputs and outputs, for the runtime. Raises SophgoCallError for a tensor that does not fit."""
+    """Return the inputs and the outputs of a run, as two lists for ``LoadedModel.run``.
+
+    Raises SophgoCallError for a tensor that differs from the graph's in dtype, device, shape or size.
+    """
     sources = _listed(network, "input", network.inputs, inputs)
     targets = _listed(network, "output", network.outputs, outputs)
     stage = _stage(network, [argument.shape for argument in sources])
@@ -29,7 +32,11 @@ def arguments(
 def _listed(
     network: NetworkInfo, side: str, infos: Sequence[TensorInfo], tensors: Mapping[int, Tensor]
 ) -> list[Argument]:
-    """Return the tensors in the order of ``infos``. Raises SophgoCallError for another type or device than theirs."""
+    """Return the tensors as a list in the order of ``infos``.
+
+    side: "input" or "output", for messages. Raises SophgoCallError if a tensor is missing, or has another dtype or
+        device.
+    """
     if not isinstance(tensors, Mapping) or set(tensors) != set(range(len(infos))):
         actual = sorted(tensors, key=str) if isinstance(tensors, Mapping) else type(tensors).__name__
         raise _refuse(network, f"its {side}s must be a dict with keys 0 to {len(infos) - 1}, given {actual}")
@@ -51,7 +58,10 @@ def _argument(network: NetworkInfo, which: str, tensor: Any, info: TensorInfo) -
 
 
 def _stage(network: NetworkInfo, shapes: list[tuple[int, ...]]) -> int | None:
-    """Return the stage with these shapes; None if a dynamic graph takes them since they are smaller than a stage's."""
+    """Return the stage whose inputs have these shapes. Return None if a dynamic graph takes them as smaller shapes.
+
+    Raises SophgoCallError if the graph does not take these shapes.
+    """
     stages = [tuple(info.shapes[stage] for info in network.inputs) for stage in range(network.stage_num)]
     if tuple(shapes) in stages:
         return stages.index(tuple(shapes))
@@ -75,9 +85,12 @@ def _fits(shapes: Sequence[tuple[int, ...]], stage: Sequence[tuple[int, ...]]) -
 def _check_output(
     network: NetworkInfo, which: str, output: Argument, info: TensorInfo, stage: int | None
 ) -> None:
-    """Raise SophgoCallError if memory or shape do not fit the output.
+    """Raise SophgoCallError if an output's memory is too small, or if its shape is wrong.
 
-    stage: None for shapes smaller than a stage's; then the memory must hold the largest output."""
+    which: the output, for the message. stage: None if the inputs are smaller than a stage's. In this case the memory
+        must
+    hold the output's largest shape, and its shape may be any.
+    """
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes
     if output.memory.size < needed:

@@ -1,4 +1,4 @@
-"""Checks of arguments of sail's calls: integers, real numbers, bools, shapes."""
+"""Checks of the arguments of sail's calls: integers, real numbers, bools and shapes."""
 
 import contextlib
 import inspect
@@ -23,9 +23,9 @@ def refuse(call: str, detail: str) -> SophgoCallError:
 def made_by(
     form: Callable[..., _Made], args: Sequence[Any], kwargs: Mapping[str, Any], call: str, forms: str
 ) -> _Made:
-    """Return ``form(*args, **kwargs)``. Raises SophgoCallError if the arguments do not fit its signature.
+    """Return ``form(*args, **kwargs)``. Raises SophgoCallError if ``form`` does not take these arguments.
 
-    call, forms: the call and its forms, for the message."""
+    call: the name of the user's call, for the message. forms: the start of the message."""
     try:
         inspect.signature(form).bind(*args, **kwargs)
     except TypeError as error:
@@ -34,12 +34,12 @@ def made_by(
 
 
 def is_count(number: Any) -> bool:
-    """Return whether a number is an integer of Python or numpy, at least 0 and not a bool."""
+    """Return whether a value is a Python or numpy integer of at least 0, but not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0
 
 
 def real(call: str, what: str, number: Any) -> float:
-    """Return a number of Python or numpy, not a bool, as float. Raises SophgoCallError."""
+    """Return a Python or numpy number as a float. Raises SophgoCallError for other values, such as a bool."""
     if isinstance(number, Real) and not isinstance(number, bool):
         with contextlib.suppress(OverflowError):  # an int or fraction of hundreds of digits
             return float(number)
@@ -47,7 +47,7 @@ def real(call: str, what: str, number: Any) -> float:
 
 
 def finite(call: str, what: str, number: Any) -> float:
-    """Return a number that is neither infinite nor NaN. Raises SophgoCallError."""
+    """Return a Python or numpy number as a float. Raises SophgoCallError for infinity, NaN and other values."""
     value = real(call, what, number)
     if not isfinite(value):
         raise refuse(call, f"{what} {number!r} is not finite")
@@ -55,19 +55,21 @@ def finite(call: str, what: str, number: Any) -> float:
 
 
 def yes_or_no(call: str, what: str, value: Any) -> bool:
-    """Return the bool for a bool of Python or numpy, or for 0 or 1. Raises SophgoCallError for other values."""
+    """Return a Python or numpy bool, or the number 0 or 1, as a bool. Raises SophgoCallError for other values."""
     if isinstance(value, (bool, np.bool_)) or (is_count(value) and value <= 1):
         return bool(value)
     raise refuse(call, f"{what} must be True or False, given {value!r}")
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a value is a sequence, but neither text nor bytes."""
+    """Return whether a value is a sequence, but neither str nor bytes."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
 def shape_of(call: str, shape: Any) -> tuple[int, ...]:
-    """Return a shape: 1 to 8 sizes above 0, of at most ``LARGEST`` elements. Raises SophgoCallError."""
+    """Return a shape as a tuple. Raises SophgoCallError unless it has 1 to 8 sizes of at least 1.
+
+    Also raises it if there are more than ``LARGEST`` elements."""
     items = shape.tolist() if isinstance(shape, np.ndarray) else shape
     whole = is_list(items) and all(
         isinstance(size, Integral) and not isinstance(size, bool) for size in items

@@ -1,4 +1,4 @@
-"""The three forms of ``EngineLLM(...)``."""
+"""The three forms of the constructor ``EngineLLM(...)``."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _MOST_FLAGS = 2**32 - 1
 
 
 def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
-    """Load the model that a constructor's arguments name. Raises SophgoCallError unless they fit one of three forms."""
+    """Load the bmodel that the arguments of ``EngineLLM(...)`` name. Raises SophgoCallError if they match no form."""
     first = args[0] if args else kwargs.get("bmodel_path", kwargs.get("bmodel_bytes"))
     if isinstance(first, (bytes, bytearray)):
         form = _from_bytes
@@ -28,7 +28,7 @@ def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoadedModel:
 
 
 _Form = tuple[Any, int | None, Sequence[int]]
-"""The path or bytes, the flags (None for BMRuntime's own), and the devices."""
+"""The bmodel's path or bytes, BMRuntime's flags (None leaves its own), and the numbers of the devices."""
 
 
 def _from_file(bmodel_path: str, dev_ids: Sequence[int]) -> _Form:

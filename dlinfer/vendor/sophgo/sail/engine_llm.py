@@ -1,7 +1,7 @@
-"""sail.EngineLLM: runs the networks of a bmodel by name, on one or several devices.
+"""sail.EngineLLM: runs the networks of a bmodel by name, on one or more devices. sail calls a network a graph.
 
-The calls are those of sophon-sail's document "sail.EngineLLM". docs/vendors/vendor_documents.md names their tests;
-docs/vendors/sophgo.md lists the choices that the document leaves open.
+The calls are those of sophon-sail's document "sail.EngineLLM". docs/vendors/vendor_documents.md names the test of each
+call. docs/vendors/sophgo.md lists dlinfer's choices where the document is silent.
 """
 
 import logging
@@ -30,7 +30,10 @@ _FAILURES = {
 
 
 def _both(get: Callable[[TensorInfo], _Value], what: str):
-    """Return two methods of ``EngineLLM``: ``get`` for an input, and for an output. what: ``get``'s result in docs."""
+    """Return two methods of ``EngineLLM`` that apply ``get``: one to an input, the other to an output.
+
+    what: a name for the result of ``get``, for the methods' docstrings.
+    """
 
     def of_input(self: "EngineLLM", graph_name: str, index: int) -> _Value:
         return get(self._input(graph_name, index))
@@ -43,21 +46,27 @@ def _both(get: Callable[[TensorInfo], _Value], what: str):
 
 
 def _max_shape(tensor: TensorInfo) -> list[int]:
-    """Return the largest size of each dimension in any stage; if ranks differ, the shape with the most elements."""
+    """Return the largest size of each dimension over all stages.
+
+    If the stages differ in the number of dimensions, return the shape with the most elements.
+    """
     if len({len(shape) for shape in tensor.shapes}) > 1:
         return list(max(tensor.shapes, key=prod))
     return [max(sizes) for sizes in zip(*tensor.shapes, strict=True)]
 
 
 class EngineLLM:
-    """A bmodel on devices.
+    """A bmodel that is loaded on devices. There are three forms of the constructor:
 
     ``EngineLLM(bmodel_path, dev_ids)``: from a file.
     ``EngineLLM(bmodel_bytes, bmodel_size, dev_ids)``: from memory; bmodel_size is the size in bytes.
     ``EngineLLM(bmodel_path, flags, dev_ids)``: from a file, with flags of BMRuntime (``BmrtFlag``).
 
-    Raises SophgoModelError for a damaged bmodel, and for one that needs another chip or more devices; SophgoCallError
-    for other arguments; and the runtime's errors. Methods raise SophgoCallError for a missing graph, index or stage."""
+    Raises SophgoModelError for a damaged bmodel, and for one that needs another chip or more devices.
+    Raises SophgoCallError for other bad arguments.
+    Raises the errors of the runtime.
+    Methods raise SophgoCallError for a graph, index or stage that does not exist.
+    """
 
     @overload
     def __init__(self, bmodel_path: str, dev_ids: Sequence[int]) -> None: ...
@@ -71,18 +80,20 @@ class EngineLLM:
 
     @property
     def last_error(self) -> DlinferError | None:
-        """The error of the last ``process``; None if it succeeded."""
+        """The error of the last ``process`` call; None if the call succeeded."""
         return self._last_error
 
     # --- running
 
     def process(self, graph_name: str, input: Mapping[int, Tensor], output: Mapping[int, Tensor]) -> int:
-        """Run a graph on tensors' device memory and wait until it has finished.
+        """Run a graph on the device memory of tensors, and wait until it has finished.
 
-        input, output: index -> tensor, for every index. Inputs need the graph's types and, unless the graph is dynamic,
-            the shapes of one stage.
-        System memory is neither read nor written: call ``sync_s2d`` on inputs before, ``sync_d2s`` on outputs after.
-        Returns 0, or a number of ``Failure``. Raises nothing for a failure: it sets and logs ``last_error``."""
+        input, output: index -> tensor, for every input and output. Inputs must have the graph's dtypes. They must also
+            have the shapes of one stage, unless the graph is dynamic.
+        System memory is neither read nor written: call ``sync_s2d`` on inputs before, and ``sync_d2s`` on outputs
+        after. Returns 0 for a success, else a number of ``Failure``. A failure raises nothing: it sets ``last_error``
+        and is logged.
+        """
         try:
             inputs, outputs = arguments(self._network(graph_name), input, output)
             self._model.run(graph_name, inputs, outputs)
@@ -102,11 +113,11 @@ class EngineLLM:
         return list(self._model.networks)
 
     def get_addr_mode(self, graph_name: str) -> int:
-        """Return the compiler's addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
+        """Return the compiler's addr_mode for the graph: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc."""
         return self._network(graph_name).addr_mode
 
     def get_stage_num(self, graph_name: str) -> int:
-        """Return the number of sets of shapes that the graph was compiled for."""
+        """Return the number of the graph's stages. A stage is a set of shapes that the graph was compiled for."""
         return self._network(graph_name).stage_num
 
     def get_input_num(self, graph_name: str) -> int:
@@ -118,7 +129,7 @@ class EngineLLM:
         return len(self._network(graph_name).outputs)
 
     def get_is_dynamic(self, graph_name: str) -> bool:
-        """Return whether the graph also takes shapes smaller than its stage's."""
+        """Return whether the graph also takes smaller shapes than those of its stages."""
         return self._network(graph_name).is_dynamic
 
     get_input_name, get_output_name = _both(lambda tensor: tensor.name, "the name")
@@ -144,14 +155,17 @@ class EngineLLM:
     @overload
     def get_input_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     def get_input_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
-        """Return index -> tensor on the graph's own memory, for all inputs or only the inputs named ``tensor_name``.
+        """Return index -> tensor for the graph's inputs, on the graph's own memory.
 
-        The dict is empty if the graph's addr_mode is not 1, or no input has that name."""
+        tensor_name: return only inputs with this name. The dict is empty if the graph's addr_mode is not 1, or if no
+            input has
+        the name.
+        """
         network = self._network(graph_name)
         return self._own(network, network.inputs, *_name_and_stage(*args, **kwargs))
 
     def get_input_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
-        """Return an input on the graph's own memory; None if the graph's addr_mode is not 1."""
+        """Return an input as a tensor on the graph's own memory; None if the graph's addr_mode is not 1."""
         return self._one(graph_name, self._input(graph_name, index), stage)
 
     @overload
@@ -159,25 +173,29 @@ class EngineLLM:
     @overload
     def get_output_tensors(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]: ...
     def get_output_tensors(self, graph_name: str, *args: Any, **kwargs: Any) -> dict[int, Tensor]:
-        """Return index -> tensor on the graph's own memory, for all outputs or only the outputs named ``tensor_name``.
+        """Return index -> tensor for the graph's outputs, on the graph's own memory.
 
-        The dict is empty if the graph's addr_mode is not 1, or no output has that name."""
+        tensor_name: return only outputs with this name. The dict is empty if the graph's addr_mode is not 1, or if no
+            output
+        has the name.
+        """
         network = self._network(graph_name)
         return self._own(network, network.outputs, *_name_and_stage(*args, **kwargs))
 
     def get_output_tensor(self, graph_name: str, index: int, stage: int = 0) -> Tensor | None:
-        """Return an output on the graph's own memory; None if the graph's addr_mode is not 1."""
+        """Return an output as a tensor on the graph's own memory; None if the graph's addr_mode is not 1."""
         return self._one(graph_name, self._output(graph_name, index), stage)
 
     def get_input_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
-        """Return index -> tensor for all inputs, on the graph's own memory, in addr_mode 0 or 1.
+        """Return index -> tensor for all inputs, on the memory that the graph has for them in addr_mode 0 or 1.
 
-        In addr_mode 0 this memory is part of the working memory of all graphs: the next ``process`` overwrites it.
-        Raises SophgoCallError in addr_mode 2 to 4, where addresses are tags."""
+        In addr_mode 0 this memory is a part of the working memory of all graphs, so the next ``process`` overwrites it.
+        Raises SophgoCallError in addr_mode 2 to 4, where an address is only a tag.
+        """
         return self._any(graph_name, self._network(graph_name).inputs, stage)
 
     def get_output_tensors_addrmode0(self, graph_name: str, stage: int = 0) -> dict[int, Tensor]:
-        """Return index -> tensor for all outputs. The same rules hold as for ``get_input_tensors_addrmode0``."""
+        """Return index -> tensor for all outputs, by the rules of ``get_input_tensors_addrmode0``."""
         return self._any(graph_name, self._network(graph_name).outputs, stage)
 
     def _own(
@@ -238,7 +256,10 @@ def _within(number: Any, count: int) -> bool:
 
 
 def _name_and_stage(*args: Any, **kwargs: Any) -> tuple[str | None, int]:
-    """Parse the arguments after a graph's name: stage, or name and stage. Return name (None for all) and stage."""
+    """Return the tensor's name, or None for all tensors, and the stage.
+
+    The arguments are those after a graph's name: a stage, or a name and a stage.
+    """
     form = _named if "tensor_name" in kwargs or (args and isinstance(args[0], str)) else _unnamed
     return made_by(
         form,

@@ -1,4 +1,4 @@
-"""sail.Handle: a device by its number."""
+"""sail.Handle: a device, named by its number."""
 
 from dlinfer.vendor.sophgo.errors import SophgoUnavailableError
 from dlinfer.vendor.sophgo.runtime import chips
@@ -6,10 +6,13 @@ from dlinfer.vendor.sophgo.runtime.device import Device, number_of, open_device
 
 
 class Handle:
-    """A device, opened at its first use: programs create handles before a bmodel decides which chip is emulated.
+    """A device. tpu_id: the device's number.
 
-    tpu_id: the device's number. Raises SophgoCallError for a bad number, SophgoUnavailableError without a chip or an
-        emulator, and SophgoRuntimeError if the machine has chips, but no such device."""
+    A real device is opened at once. An emulated device is opened at its first use, because a program creates its
+    handles before a bmodel decides which chip to emulate.
+    Raises SophgoCallError for a bad number.
+    Raises SophgoUnavailableError if there is neither a chip nor an emulator.
+    Raises SophgoRuntimeError if the machine has chips, but not this device."""
 
     def __init__(self, tpu_id: int) -> None:
         self._number = number_of(tpu_id)
@@ -20,7 +23,7 @@ class Handle:
 
     @property
     def device(self) -> Device:
-        """The device that has this number now. The handle keeps it open."""
+        """The open device that has this number now. The handle keeps it open."""
         self._device = open_device(self._number)
         return self._device
 
@@ -28,10 +31,10 @@ class Handle:
         return self._number
 
     def get_sn(self) -> str:
-        """Return the device's serial number; empty if it has none, like an emulated device."""
+        """Return the device's serial number; "" if it has none, as an emulated device."""
         return self.device.serial
 
     def get_target(self) -> str:
-        """Return the kind of chip: "BM1684X", "BM1688"."""
+        """Return Sophgo's name for the kind of chip, such as "BM1684X"."""
         chip = self.device.chip
         return chips.KINDS[chip].in_bmodels[0] if chip in chips.KINDS else chip

@@ -1,4 +1,4 @@
-"""sail.Tensor: data in system memory, device memory, or both. Only its ``sync`` calls copy between the two."""
+"""sail.Tensor: a tensor in system memory, in device memory, or in both. Only ``sync`` calls copy between the two."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,16 +15,17 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 
 
 class Tensor:
-    """An input or output of a network. sophon-sail documents three constructors:
+    """An input or output of a network. sophon-sail documents three forms of the constructor:
 
-    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: copies a numpy array to system memory; if the tensor
-    has none, to the device.
+    ``Tensor(handle, data, own_sys_data=True, own_dev_data=True)``: copies the numpy array ``data`` to system memory; to
+        the device if the tensor has no system memory.
     ``Tensor(handle, shape, dtype, own_sys_data, own_dev_data)``: system memory is zeros, device memory is not cleared.
-    ``Tensor(src, shape, offset)``: a view of another tensor's device memory from element ``offset``; it keeps src's
-    memory alive.
+    ``Tensor(src, shape, offset)``: a view of another tensor's device memory from element ``offset`` on. It keeps this
+        memory alive.
 
-    On the host, elements of BM_FLOAT16 and BM_BFLOAT16 are their bits, as numpy.uint16 (``.view(numpy.float16)``).
-    Calls raise SophgoCallError for bad arguments, and a worker's errors."""
+    System memory has elements of BM_FLOAT16 and BM_BFLOAT16 as bits in numpy.uint16 (``.view(numpy.float16)``). Methods
+    raise SophgoCallError for bad arguments, and the errors of a worker.
+    """
 
     @overload
     def __init__(
@@ -42,7 +43,7 @@ class Tensor:
 
     @classmethod
     def on(cls, memory: DeviceMemory, shape: Sequence[int], dtype: Dtype) -> "Tensor":
-        """Return a tensor on memory that belongs to something else, such as a network's input."""
+        """Return a tensor on memory that another object owns, such as the memory of a network's input."""
         tensor = cls.__new__(cls)
         tensor._shape, tensor._dtype = tuple(shape), dtype
         tensor._system, tensor._device, tensor._owns_device = None, memory, False
@@ -63,7 +64,7 @@ class Tensor:
         return NUMPY[self._dtype].itemsize
 
     def nbytes(self) -> int:
-        """Return the size of all elements in bytes."""
+        """Return the size in bytes of all elements together."""
         return self.size() * self.element_size()
 
     def own_sys_data(self) -> bool:
@@ -71,11 +72,14 @@ class Tensor:
         return self._system is not None
 
     def own_dev_data(self) -> bool:
-        """Return whether the tensor owns device memory. Views of other tensors and a network's own tensors do not."""
+        """Return whether the tensor owns device memory.
+
+        A view does not, nor does a tensor on a network's own memory.
+        """
         return self._owns_device
 
     def device_id(self) -> int:
-        """Return the device's number, or -1 without device memory."""
+        """Return the number of the device; -1 if the tensor has no device memory."""
         return self._device.device.number if self._device is not None else -1
 
     def device_memory(self) -> DeviceMemory:
@@ -85,7 +89,7 @@ class Tensor:
         return self._device
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Change the sizes. The tensor's memory must be large enough."""
+        """Change the sizes. Raises SophgoCallError if the tensor's memory is too small for them."""
         sizes = shape_of("Tensor.reshape", shape)
         room = self._system.nbytes if self._system is not None else self.device_memory().size
         if prod(sizes) * self.element_size() > room:
@@ -96,9 +100,10 @@ class Tensor:
     # --- data in and out
 
     def asnumpy(self, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return a copy of system memory; if the tensor has none, of device memory.
+        """Return a copy of the elements, from system memory or, without system memory, from the device.
 
-        shape: sizes of the array, with at most as many elements as the tensor's; None means the tensor's own."""
+        shape: the sizes of the result, with at most as many elements as the tensor has; None means the tensor's sizes.
+        """
         sizes = self._sizes("Tensor.asnumpy", shape)
         if self._system is not None:
             return self._system[: prod(sizes)].copy().reshape(sizes)
@@ -107,9 +112,10 @@ class Tensor:
         return array
 
     def update_data(self, data: np.ndarray) -> None:
-        """Write ``data`` over the first elements: in system memory or, if the tensor has none, on the device.
+        """Write ``data`` over the first elements, in system memory or, without system memory, on the device.
 
-        data: of the tensor's type and at most its size, in any shape; the tensor keeps its own shape."""
+        data: an array of the tensor's dtype, with at most as many elements, in any shape. The tensor keeps its shape.
+        """
         array = fitting("Tensor.update_data", data, self._dtype)
         self._check_room("Tensor.update_data", array.size)
         if self._system is not None:
@@ -118,9 +124,10 @@ class Tensor:
             self.device_memory().write(_flat(array))
 
     def scale_from(self, data: np.ndarray, scale: float) -> None:
-        """Write ``data * scale`` to system memory. data: float32 or integers.
+        """Write ``data * scale`` over the first elements in system memory. data: an array of float32 or integers.
 
-        A tensor of integers rounds to nearest, clamps to its range, and refuses NaN."""
+        An integer tensor rounds to nearest, clamps to the range of its dtype, and refuses NaN.
+        """
         call = "Tensor.scale_from"
         array = taken(call, data)
         self._check_room(call, array.size)
@@ -132,7 +139,10 @@ class Tensor:
         self._of_system(call)[: array.size] = encoded(values, self._dtype).ravel()
 
     def scale_to(self, scale: float, shape: Sequence[int] | None = None) -> np.ndarray:
-        """Return system memory as float32, times ``scale``. shape: sizes of the result; None means the tensor's own."""
+        """Return the elements in system memory as float32, times ``scale``.
+
+        shape: the sizes of the result; None means the tensor's sizes.
+        """
         call = "Tensor.scale_to"
         sizes = self._sizes(call, shape)
         data = self._of_system(call)[: prod(sizes)]
@@ -142,9 +152,10 @@ class Tensor:
             return (decoded(data, self._dtype) * np.float32(finite(call, "scale", scale))).reshape(sizes)
 
     def memory_set(self, c: Any) -> None:
-        """Set every element to the number ``c``, in system and device memory.
+        """Set every element to the number ``c``, both in system memory and in device memory.
 
-        Integer types drop the fraction of ``c``. Raises SophgoCallError for a number beyond the type's range.
+        An integer tensor drops the fraction of ``c``. Raises SophgoCallError for a number beyond the range of the
+        dtype.
         """
         value = element("Tensor.memory_set", c, self._dtype)
         if self._system is not None:
@@ -161,9 +172,12 @@ class Tensor:
     # --- between system and device memory
 
     def sync_s2d(self, *args: Any, **kwargs: Any) -> None:
-        """Copy from system memory to the device: ``sync_s2d()`` copies all, ``sync_s2d(size)`` the first bytes.
+        """Copy from system memory to device memory.
 
-        ``sync_s2d(src, offset_src, offset_dst, len)`` copies elements of another tensor's system memory.
+        ``sync_s2d()``: copies all of this tensor.
+        ``sync_s2d(size)``: copies the first ``size`` bytes of this tensor.
+        ``sync_s2d(src, offset_src, offset_dst, len)``: copies ``len`` elements from the system memory of the tensor
+            ``src``.
         """
         call = "Tensor.sync_s2d"
         source, (start, at, count) = self._range(call, args, kwargs)
@@ -171,9 +185,12 @@ class Tensor:
         self._device_of(call).write(data, at)
 
     def sync_d2s(self, *args: Any, **kwargs: Any) -> None:
-        """Copy from the device to system memory: ``sync_d2s()`` copies all, ``sync_d2s(size)`` the first bytes.
+        """Copy from device memory to system memory.
 
-        ``sync_d2s(src, offset_src, offset_dst, len)`` copies elements of another tensor's device memory.
+        ``sync_d2s()``: copies all of this tensor.
+        ``sync_d2s(size)``: copies the first ``size`` bytes of this tensor.
+        ``sync_d2s(src, offset_src, offset_dst, len)``: copies ``len`` elements from the device memory of the tensor
+            ``src``.
         """
         call = "Tensor.sync_d2s"
         source, (start, at, count) = self._range(call, args, kwargs)
@@ -181,16 +198,18 @@ class Tensor:
         source._device_of(call).read(data, start)
 
     def sync_d2d(self, src: "Tensor", offset_src: int, offset_dst: int, len: int) -> None:
-        """Copy ``len`` elements from ``src``'s device memory to this tensor's. The devices may differ."""
+        """Copy ``len`` elements from ``src``'s device memory to this tensor's device memory. The devices may differ."""
         call = "Tensor.sync_d2d"
         source, (start, at, count) = self._range(call, (src, offset_src, offset_dst, len), {})
         self._device_of(call).copy_from(source._device_of(call), at, start, count)
 
     def sync_d2d_stride(self, src: "Tensor", stride_src: int, stride_dst: int, count: int) -> None:
-        """Copy ``count`` elements of another tensor's device memory: each stride_src-th to each stride_dst-th one here.
+        """Copy ``count`` elements from ``src``'s device memory to this tensor's device memory, with strides.
 
-        stride_dst is 1, or 4 if stride_src is 1 and elements have one byte. ``count`` times each stride must fit its
-        tensor. The whole ranges, gaps included, are copied through the host, even on a chip."""
+        Element i * stride_src of ``src`` becomes element i * stride_dst of this tensor. stride_dst must be 1; it may be
+        4 if stride_src is 1 and elements have one byte. In each tensor, ``count`` times its stride must not exceed the
+        number of elements. The data goes through the host, gaps included, even on a chip.
+        """
         call = "Tensor.sync_d2d_stride"
         source = self._other(call, src)
         if not all(map(is_count, (stride_src, stride_dst, count))) or not stride_src:
@@ -219,10 +238,11 @@ class Tensor:
         target.write(_flat(result))
 
     def dump_data(self, file_name: str, bin: bool = False) -> None:
-        """Write system memory, or device memory if the tensor has no system memory, to a file.
+        """Write the elements to a file, from system memory or, without system memory, from the device.
 
-        bin: write raw bytes. Otherwise write text for numpy.loadtxt, a line for each row of the last dimension, with
-            four decimals for floating point."""
+        bin: True writes raw bytes. False writes text for numpy.loadtxt: one line for each row of the last dimension,
+            with four decimals for floating point.
+        """
         call = "Tensor.dump_data"
         if not isinstance(file_name, (str, os.PathLike)):
             raise refuse(call, f"file_name {file_name!r} is not a path")
@@ -239,7 +259,7 @@ class Tensor:
             raise refuse(call, f"{file_name!r} cannot be written: {error}") from None
 
     def _other(self, call: str, src: Any) -> "Tensor":
-        """Return ``src``. Raises SophgoCallError unless it is a tensor of this tensor's type."""
+        """Return ``src``. Raises SophgoCallError unless it is a Tensor with this tensor's dtype."""
         if not isinstance(src, Tensor):
             raise refuse(call, f"{type(src).__name__} is not a sail.Tensor")
         if src._dtype != self._dtype:
@@ -249,7 +269,11 @@ class Tensor:
         return src
 
     def _range(self, call: str, args: Any, kwargs: Any) -> tuple["Tensor", tuple[int, int, int]]:
-        """Parse a sync's arguments. Return the source, and in bytes its start, this tensor's start and the length."""
+        """Parse the arguments of ``sync_s2d`` or ``sync_d2s``.
+
+        Return the source tensor and three numbers of bytes: the start in the source, the start in this tensor, and the
+        length.
+        """
         if not args and not kwargs:
             return self, (0, 0, self.nbytes())
         if len(args) + len(kwargs) == 1:
@@ -274,7 +298,10 @@ class Tensor:
     # --- memory
 
     def _sizes(self, call: str, shape: Sequence[int] | None) -> tuple[int, ...]:
-        """Return ``shape``; the tensor's own for None. Raises SophgoCallError for more elements than the tensor has."""
+        """Return ``shape`` or, if it is None, the tensor's shape.
+
+        Raises SophgoCallError if ``shape`` has more elements than the tensor.
+        """
         sizes = self._shape if shape is None else shape_of(call, shape)
         self._check_room(call, prod(sizes))
         return sizes
@@ -296,7 +323,7 @@ class Tensor:
 
 _NO_FORM = "the arguments match none of its forms"
 _Made = tuple[tuple[int, ...], Dtype, np.ndarray | None, DeviceMemory | None, bool]
-"""The state of a tensor: shape, dtype, system memory, device memory, and whether it owns the device memory."""
+"""The state of a new tensor: shape, dtype, system memory, device memory, and whether it owns the device memory."""
 
 
 def _maker(args: Any, kwargs: Any) -> Callable[..., _Made]:

@@ -1,4 +1,4 @@
-"""The enumerations of sail: data types, runtime flags, and results of ``process``."""
+"""The enumerations of sail: dtypes, flags of BMRuntime, and results of ``process``."""
 
 from enum import IntEnum, IntFlag
 from typing import Any
@@ -9,7 +9,7 @@ from dlinfer.vendor.sophgo.errors import SophgoCallError
 
 
 class Dtype(IntEnum):
-    """Type of a tensor's elements, with the numbers of bm_data_type_t."""
+    """The dtype of a tensor, with the numbers of bm_data_type_t."""
 
     BM_FLOAT32 = 0
     BM_FLOAT16 = 1
@@ -41,7 +41,7 @@ class BmrtFlag(IntFlag):
 
 
 class Failure(IntEnum):
-    """The result of ``EngineLLM.process``. ``engine.last_error`` has the reason of the last failure."""
+    """The result of ``EngineLLM.process``. If the last call failed, ``engine.last_error`` has the reason."""
 
     NONE = 0
     ARGUMENT = 1  # A tensor, a shape, an index or a name does not fit.

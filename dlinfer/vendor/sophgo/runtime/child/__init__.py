@@ -1,5 +1,5 @@
-"""The worker's side: BMRuntime by ctypes, called over a socket.
+"""The code of the worker process: it calls BMRuntime by ctypes, and answers dlinfer's process over a socket.
 
-``runtime/worker.py`` starts these files in a process without dlinfer, torch and numpy, which is small and starts in a
-tenth of a second. So they use only the standard library and relative imports.
+``runtime/worker.py`` starts these files in a process without dlinfer, torch and numpy. Such a process is small and
+starts in a tenth of a second. Therefore these files import only the standard library and each other.
 """

@@ -1,6 +1,6 @@
-"""Devices and their memory, by bmlib.
+"""Devices and their memory, through the C library bmlib.
 
-The other side of the socket refers to memory by a number. A place in memory is the number, an offset and a size."""
+dlinfer's process names each memory by a number. A place on a device is a memory's number, an offset and a size."""
 
 import ctypes
 from collections.abc import Iterable
@@ -18,7 +18,9 @@ _FAILURES = (
 
 
 class RefusedError(Exception):
-    """The C library refused a call. The other side chooses an error by ``kind``, the part that failed."""
+    """The C library refused a call.
+
+    kind: the part that failed, such as "memory" or "load". dlinfer's process chooses its error by it."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -26,7 +28,7 @@ class RefusedError(Exception):
 
 
 class Memory:
-    """Memory of a device. owned: whether it was allocated for a tensor; the runtime owns the memory of networks."""
+    """A memory of a device. owned: True if dlinfer allocated it; False for a network's memory, which BMRuntime owns."""
 
     def __init__(self, device: int, block: DeviceMemory, owned: bool) -> None:
         self.device = device
@@ -35,10 +37,10 @@ class Memory:
 
 
 class Chip:
-    """The devices of a machine, or those of an emulator.
+    """The devices of this machine, or those of an emulator.
 
-    The emulator has one device, number 0, which can be opened many times. Each number n is one opening of it, with its
-    own part of the same chip's memory."""
+    An emulator has one real device, number 0, which can be opened many times. Each opening is a device with a number of
+    its own. All of them share the emulated chip's memory, and each has its own part of it."""
 
     def __init__(self, folder: str, emulated: bool) -> None:
         self.bmlib, self.bmrt, self.working = open_libraries(folder)
@@ -48,7 +50,7 @@ class Chip:
         self._numbers = count(1)
 
     def open(self, device: int) -> dict[str, Any]:
-        """Open a device if it is not open. Return its chip's id and its serial number. Raises RefusedError."""
+        """Open a device if it is not open. Return the id of its chip and its serial number. Raises RefusedError."""
         if device not in self.handles:
             self._check_number(device)
             handle = ctypes.c_void_p()
@@ -62,7 +64,7 @@ class Chip:
         return {"chip_id": chip.value, "serial": serial.value.decode(errors="replace") if known else ""}
 
     def _check_number(self, device: int) -> None:
-        """Raise RefusedError for a device that does not exist. bmlib would end the process."""
+        """Raise RefusedError for a device that does not exist. bmlib itself would end the process."""
         present = ctypes.c_int()
         self._done("device", self.bmlib.bm_dev_getcount(ctypes.byref(present)))
         if not self.emulated and device >= present.value:
@@ -81,7 +83,7 @@ class Chip:
         return number
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free memory. Of memory that belongs to the runtime, only the number is forgotten."""
+        """Forget the memories with these numbers, and free those that dlinfer allocated."""
         for memory in map(self.memories.pop, numbers):
             if memory.owned:
                 self.bmlib.bm_free_device(self.handles[memory.device], memory.block)
@@ -91,19 +93,19 @@ class Chip:
         return DeviceMemory(block.address + offset, block.reserved, block.dmabuf_fd, block.flags, size)
 
     def write(self, address: int, number: int, offset: int, size: int) -> None:
-        """Copy ``size`` bytes from ``address`` in this process to a place on a device."""
+        """Copy ``size`` bytes from ``address`` in this process to a place on a device. number, offset: the place."""
         handle, place = self._at(number, offset, size)
         self._done("copy", self.bmlib.bm_memcpy_s2d_partial(handle, place, address, size))
 
     def read(self, address: int, number: int, offset: int, size: int) -> None:
-        """Copy ``size`` bytes from a place on a device to ``address`` in this process."""
+        """Copy ``size`` bytes from a place on a device to ``address`` in this process. number, offset: the place."""
         handle, place = self._at(number, offset, size)
         self._done("copy", self.bmlib.bm_memcpy_d2s_partial(handle, address, place, size))
 
     def copy(self, target: tuple[int, int], source: tuple[int, int], size: int) -> None:
-        """Copy ``size`` bytes between two places of one device. Each place is a memory's number and an offset.
+        """Copy ``size`` bytes between two places on one device. Each place is a memory's number and an offset.
 
-        On an emulated chip the bytes go through this process, since bm1688's emulator crashes at bm_memcpy_d2d_byte."""
+        On an emulator the bytes go through this process, since bm1688's emulator crashes in bm_memcpy_d2d_byte."""
         if self.emulated:
             between = ctypes.create_string_buffer(size)
             self.read(ctypes.addressof(between), *source, size)
@@ -113,18 +115,18 @@ class Chip:
         self._done("copy", self.bmlib.bm_memcpy_d2d_byte(handle, to, 0, origin, 0, size))
 
     def fill(self, number: int, offset: int, size: int, pattern: str) -> None:
-        """Repeat ``pattern`` (1, 2 or 4 bytes as hexadecimal digits) over ``size`` bytes of a device."""
+        """Fill ``size`` bytes of a memory with copies of ``pattern``: 1, 2 or 4 bytes as hexadecimal digits."""
         handle, place = self._at(number, offset, size)
         repeated = bytes.fromhex(pattern)
         value = ctypes.create_string_buffer(repeated, 4)
         self._done("copy", self.bmlib.bm_memset_device_ext(handle, value, len(repeated), place))
 
     def _at(self, number: int, offset: int, size: int) -> tuple[int, DeviceMemory]:
-        """Return two values: the handle of the device that has this memory, and the place in the memory."""
+        """Return the handle of the device that has memory ``number``, and the place as bmlib's structure."""
         return self.handles[self.memories[number].device], self.place(number, offset, size)
 
     def close(self) -> None:
-        """Free all memory and close every device: otherwise the C library crashes when the process exits."""
+        """Free all memory and close every device. Otherwise the C library crashes when the process exits."""
         self.free(list(self.memories))
         self.working.give_back()
         for handle in self.handles.values():

@@ -1,7 +1,7 @@
-"""The structures of BMRuntime's C interface on 64-bit Linux, by its public manual and headers.
+"""The structures of BMRuntime's C interface on 64-bit Linux, from its public manuals and headers.
 
-bm_tensor_t, bm_net_info_t, bm_stage_info_t and the functions: the BMRuntime manual of sophgo/libsophon.
-The order of fields, and bm_runtime_flag_t: libsophon's header bmdef.h. bm_mem_desc_t: bmlib's manual.
+bm_tensor_t, bm_net_info_t, bm_stage_info_t and the functions come from the BMRuntime manual of sophgo/libsophon. The
+order of fields and bm_runtime_flag_t come from libsophon's header bmdef.h. bm_mem_desc_t comes from bmlib's manual.
 """
 
 import ctypes
@@ -14,25 +14,25 @@ _ADDRESS = (("address", c_uint64), ("reserved", c_uint), ("dmabuf_fd", c_int), (
 
 
 class DeviceMemory(ctypes.Structure):
-    """bm_device_mem_t: address and size in bytes of device memory."""
+    """bm_device_mem_t: the address and the size in bytes of device memory."""
 
     _fields_ = (*_ADDRESS, ("size", c_uint))
 
 
 class LargeMemory(ctypes.Structure):
-    """bm_device_mem_u64_t: address and 64-bit size of device memory."""
+    """bm_device_mem_u64_t: the address and the 64-bit size in bytes of device memory."""
 
     _fields_ = (*_ADDRESS, ("size", c_uint64))
 
 
 class Shape(ctypes.Structure):
-    """bm_shape_t."""
+    """bm_shape_t: the sizes of a tensor."""
 
     _fields_ = (("num_dims", c_int), ("dims", c_int * MAX_DIMS))
 
     @classmethod
     def of(cls, sizes: list[int]) -> "Shape":
-        """Return the structure for a shape of at most MAX_DIMS sizes."""
+        """Return the structure for a shape, which may have at most MAX_DIMS sizes."""
         return cls(len(sizes), (c_int * MAX_DIMS)(*sizes))
 
     def sizes(self) -> list[int]:
@@ -40,13 +40,13 @@ class Shape(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """bm_tensor_t."""
+    """bm_tensor_t: a tensor in device memory."""
 
     _fields_ = (("dtype", c_int), ("shape", Shape), ("memory", DeviceMemory), ("store_mode", c_int))
 
 
 class Stage(ctypes.Structure):
-    """bm_stage_info_t: shapes of inputs and outputs in one stage, and the memory that the runtime has for them."""
+    """bm_stage_info_t: the shapes of inputs and outputs in one stage, and BMRuntime's own memory for them."""
 
     _fields_ = (
         ("input_shapes", POINTER(Shape)),
@@ -57,7 +57,7 @@ class Stage(ctypes.Structure):
 
 
 class Network(ctypes.Structure):
-    """bm_net_info_t."""
+    """bm_net_info_t: the description of a network."""
 
     _fields_ = (
         ("name", c_char_p),

@@ -1,6 +1,6 @@
-"""libbmlib and libbmrt, opened from a folder, with the types of their functions, by the public manual.
+"""The C libraries libbmlib and libbmrt in a folder, and the types of their functions, from the public manuals.
 
-Functions return bm_status_t (0 is success), a bool or a pointer.
+A function returns a bm_status_t (0 is success), a bool or a pointer.
 """
 
 import ctypes
@@ -46,7 +46,10 @@ _BMRT: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
-    """Open bmlib and bmrt from a folder. Return both, and the working memory that bmrt allocates. Raises OSError."""
+    """Open libbmlib and libbmrt. Return both, and the object that allocates working memory for libbmrt.
+
+    Raises OSError.
+    """
     path = os.path.join(folder, "libshim.so")  # emulators only
     shim = ctypes.CDLL(path, ctypes.RTLD_GLOBAL) if os.path.exists(path) else None  # before bmlib
     bmlib = _typed(_open(folder, "libbmlib.so.0", "libbmlib.so"), _BMLIB)
@@ -57,7 +60,10 @@ def open_libraries(folder: str) -> tuple[Any, Any, WorkingMemory]:
 
 
 def _open(folder: str, *names: str) -> ctypes.CDLL:
-    """Open the first of these files that exists. Its symbols are global: libbmrt must find libbmlib's functions."""
+    """Open the first of the files ``names`` that exists.
+
+    Its symbols are global, because libbmrt uses libbmlib's functions.
+    """
     there = [name for name in names if os.path.exists(os.path.join(folder, name))]
     return ctypes.CDLL(os.path.join(folder, (there or names)[0]), ctypes.RTLD_GLOBAL)
 

@@ -1,4 +1,4 @@
-"""A loaded bmodel: describes and runs its networks, by BMRuntime."""
+"""A loaded bmodel, whose networks BMRuntime describes and runs."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from .layout import Network, Shape, Tensor
 
 
 class Model:
-    """A bmodel on some devices of a chip. The first device runs the networks that are not distributed.
+    """A bmodel on one or more devices of a chip. The first device runs all networks that are not distributed.
 
-    working: size in bytes of the largest working memory of a network, if networks share it; else 0."""
+    working: the size in bytes of the largest working memory of a network, if networks share working memory; else 0."""
 
     def __init__(self, chip: Chip, devices: list[int], flags: int | None, working: int) -> None:
         self.chip = chip
@@ -30,19 +30,19 @@ class Model:
         _check(loaded, "load", "BMRuntime refused it")
 
     def load_bytes(self, address: int, size: int) -> None:
-        """Load a bmodel from memory, which may be freed afterwards. Raises RefusedError."""
+        """Load a bmodel from memory. The caller may free that memory afterwards. Raises RefusedError."""
         loaded = self.chip.bmrt.bmrt_load_bmodel_data(self._runtime, address, size)
         _check(loaded, "load", "BMRuntime refused it")
 
     def describe(self) -> dict[str, Any]:
-        """Return the runtime's flags, and each network's bm_net_info_t with numbers for its memory."""
+        """Return BMRuntime's flags and the bm_net_info_t of each network. Memories are given by their numbers."""
         return {
             "flags": self.chip.bmrt.bmrt_get_flags(self._runtime),
             "networks": [self._network(name) for name in self._names()],
         }
 
     def is_basic(self) -> bool:
-        """Return whether the inputs and outputs of any network are part of its working memory (addr_mode 0)."""
+        """Return whether any network has its inputs and outputs inside its working memory (addr_mode 0)."""
         infos = (self.chip.bmrt.bmrt_get_network_info(self._runtime, name) for name in self._names())
         return any(info.contents.addr_mode == 0 for info in infos)
 
@@ -80,9 +80,9 @@ class Model:
         return {"number": number, "size": block.size}
 
     def run(self, network: str, inputs: list[Any], outputs: list[Any]) -> list[list[int]]:
-        """Run a network, wait until it has finished, and return the outputs' shapes. Raises RefusedError.
+        """Run a network, wait until it has finished, and return the shapes of its outputs. Raises RefusedError.
 
-        inputs, outputs: tensors as lists: dtype, shape, memory's number, offset, size in bytes."""
+        inputs, outputs: each tensor is a list of dtype, shape, memory's number, offset, and size in bytes."""
         sources = (Tensor * len(inputs))(*map(self._c_tensor, inputs))
         targets = (Tensor * len(outputs))(*map(self._c_tensor, outputs))
         ran = self.chip.bmrt.bmrt_launch_tensor_ex(

@@ -1,7 +1,7 @@
-"""The worker's loop: it answers one request at a time until the other side closes the socket. Then it frees everything.
+"""The worker's loop: it answers one request at a time until dlinfer's process closes the socket, then frees everything.
 
-Requests are ``{"call": name, ...}``; the answer is ``{"result": ...}`` or ``{"refused": kind, "detail": text}``.
-Tensors' data is at the start of memory that both sides have mapped."""
+A request is ``{"call": name, ...}``. Its answer is ``{"result": ...}`` or ``{"refused": kind, "detail": text}``. The
+data of tensors lies at the start of a memory that both processes have mapped."""
 
 import ctypes
 import mmap
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class Server:
-    """Answers requests with a chip and its loaded models."""
+    """Answers requests. It has the chip and the loaded models."""
 
     def __init__(self, connection: socket.socket, shared: mmap.mmap) -> None:
         self._connection = connection
@@ -33,7 +33,7 @@ class Server:
         self._calls: dict[str, Callable[..., Any]] = {"start": self._start}
 
     def run(self) -> None:
-        """Answer until the other side is gone."""
+        """Answer requests until the socket is closed."""
         try:
             while True:
                 wire.send(self._connection, self._answer(wire.receive(self._connection)))
@@ -51,7 +51,7 @@ class Server:
             return {"refused": "library", "detail": str(error)}
 
     def _start(self, folder: str, emulated: bool) -> None:
-        """Open the C libraries, which all other calls need."""
+        """Open the C libraries. This must be the first request: all other calls need the libraries."""
         self._chip = chip = Chip(folder, emulated)
         shared = ctypes.addressof(self._bytes)
         self._calls = {
@@ -77,9 +77,12 @@ class Server:
         path: str | None,
         size: int,
     ) -> dict[str, Any]:
-        """Load a bmodel from a path. If that is None, load it from an open file that is received after this request.
+        """Load a bmodel, and return its description.
 
-        working, weights: sizes in bytes that the bmodel will allocate for them."""
+        path: the bmodel's file; None means an open file, whose descriptor arrives on the socket after this request.
+        size: the size in bytes of that open file.
+        working, weights: the sizes in bytes of the blocks that BMRuntime will allocate as working memory and for
+            weights."""
         data = None if path is not None else socket.recv_fds(self._connection, 1, 1)[1][0]
         try:
             self._check_growth(max(working, default=0))
@@ -101,9 +104,10 @@ class Server:
         return {"number": number, **model.describe()}
 
     def _check_growth(self, needed: int) -> None:
-        """Raise RefusedError if more working memory would break loaded networks of addr_mode basic.
+        """Raise RefusedError if ``needed`` bytes of working memory would break a loaded network of addr_mode basic.
 
-        Their inputs and outputs are part of the working memory. BMRuntime moves it for a network that needs more."""
+        The inputs and outputs of such a network are inside the working memory. BMRuntime moves this memory if a new
+        network needs more of it."""
         loaded = self._models.values()
         if needed > max((model.working for model in loaded), default=0) and any(
             model.is_basic() for model in loaded
@@ -121,7 +125,7 @@ class Server:
             chip.working.give_back()
 
     def close(self) -> None:
-        """Free everything, models first."""
+        """Free everything; models come first."""
         for model in self._models.values():
             model.close()
         self._models.clear()
@@ -137,7 +141,9 @@ def _load_bytes(model: Model, file: int, size: int) -> None:
 
 
 def main() -> None:
-    """Run the worker. Its arguments: the descriptors of a socket and of shared memory, the parent process's ID."""
+    """Run the worker.
+
+    Its command-line arguments are the descriptors of a socket and of shared memory, and its parent's ID."""
     connection, shared, parent = map(int, sys.argv[1:4])
     libc = ctypes.CDLL(None, use_errno=True)
     _end_with(parent, libc)
@@ -146,7 +152,7 @@ def main() -> None:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Let the kernel kill this process when the parent process ends, even if this process hangs or is stopped."""
+    """Let the kernel kill this process when its parent ends, even if this process hangs or is stopped."""
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *map(ctypes.c_ulong, (0, 0, 0))):
         error = ctypes.get_errno()
         raise OSError(error, f"PR_SET_PDEATHSIG: {os.strerror(error)}")
@@ -155,5 +161,5 @@ def _end_with(parent: int, libc: ctypes.CDLL) -> None:
 
 
 def _print_at_once(libc: ctypes.CDLL) -> None:
-    """Turn off stdout's buffer, so that the log has the C library's output before a crash."""
+    """Turn off the buffer of C's stdout. Then the log has everything that the C library printed before a crash."""
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # 2 is _IONBF in glibc and musl

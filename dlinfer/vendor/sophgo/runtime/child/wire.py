@@ -1,4 +1,4 @@
-"""Messages between dlinfer and a worker: a length, then JSON. Tensors' data goes through shared memory."""
+"""Messages between dlinfer's process and a worker: a length, then JSON. Shared memory carries the data of tensors."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ClosedError(Exception):
-    """The other side is gone."""
+    """The process at the other end of the socket has closed it or has ended."""
 
 
 def packed(message: dict[str, Any]) -> bytes:
@@ -18,12 +18,12 @@ def packed(message: dict[str, Any]) -> bytes:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message. Raises OSError if the other side is gone."""
+    """Send a message. Raises OSError if the process at the other end has ended."""
     connection.sendall(packed(message))
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Wait for a message. Raises ClosedError, and TimeoutError if the socket has a timeout."""
+    """Wait for a message and return it. Raises ClosedError, or TimeoutError if the socket has a timeout."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return json.loads(_exactly(connection, length))
 

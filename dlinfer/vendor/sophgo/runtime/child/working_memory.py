@@ -1,9 +1,9 @@
-"""Networks' working memory on a chip with one core: BMRuntime shares it among all networks of a device.
+"""Keep the working memory of networks on a chip with one core, where all networks of a device share it.
 
-BMRuntime (of tpu_mlir 1.30.2) frees this memory when a later stage or bmodel needs more, or a bmodel is unloaded. But
-networks that were loaded earlier still write to its address, where other content (weights, commands, tensors) may be by
-then: tests/vendor/sophgo/raw/growing_stages.py. So this module keeps working memory while any network is loaded, and
-reuses it when BMRuntime allocates again. Networks may share it because runs are one after the other."""
+BMRuntime (of tpu_mlir 1.30.2) frees this memory if a later stage or bmodel needs more, or if a bmodel is unloaded. But
+networks that were loaded before still write to its address, where by then other content may be: weights, commands,
+tensors. tests/vendor/sophgo/raw/growing_stages.py shows this. So this module keeps working memory while any network is
+loaded, and reuses it when BMRuntime allocates again. Networks can share it because only one runs at a time."""
 
 import ctypes
 from collections.abc import Collection
@@ -20,10 +20,12 @@ _RELEASING = ctypes.CFUNCTYPE(None, c_void_p, POINTER(LargeMemory))
 
 @dataclass
 class _Kept:
-    """A block of memory that is not freed while networks are loaded. handle: its device.
+    """A block of memory that is not freed while any network is loaded.
 
-    shared: whether it may be reused; if not, it may hold weights. free: whether it may be reused now. Blocks of the
-        latest bmodel may not, since one of its stages may need several."""
+    handle: the handle of its device.
+    shared: whether networks may share the block. False if the block may hold weights.
+    free: whether the next allocation may reuse the block. Blocks of the latest bmodel are not free, because one of its
+        stages may need several blocks."""
 
     handle: int
     block: LargeMemory
@@ -32,10 +34,11 @@ class _Kept:
 
 
 class WorkingMemory:
-    """Replaces bmlib's functions for memory with 64-bit sizes when BMRuntime calls them.
+    """Replaces two functions of bmlib that BMRuntime calls: they allocate and free memory with 64-bit sizes.
 
-    BMRuntime also allocates weights by these functions. A block's size tells weights from working memory: a bmodel's
-    sizes are known before it is loaded (``expect``). A block whose size fits both is neither reused nor freed."""
+    BMRuntime allocates both weights and working memory by these functions. This class tells them apart by the size of a
+    block, since the sizes of a bmodel are known before it is loaded (``expect``). A block whose size could mean either
+    is neither reused nor freed."""
 
     def __init__(self, bmlib: Any) -> None:
         self._bmlib = bmlib
@@ -47,20 +50,23 @@ class WorkingMemory:
         self.releasing = _RELEASING(self._release)
 
     def expect(self, working: Collection[int], weights: Collection[int]) -> None:
-        """Record the sizes in bytes that the bmodel to load next has for working memory and for weights."""
+        """Prepare for loading a bmodel.
+
+        working: the sizes in bytes of the blocks that BMRuntime may allocate as the bmodel's working memory.
+        weights: the sizes in bytes of the blocks that BMRuntime may allocate for the bmodel's weights."""
         self._working.update(working)
         self._weights.update(weights)
         for kept in self._kept:
             kept.free = kept.shared
 
     def give_back(self) -> None:
-        """Free all working memory. Call it only when no network is loaded."""
+        """Free all kept blocks. The caller must have unloaded all networks."""
         for kept in self._kept:
             self._bmlib.bm_free_device_u64(kept.handle, kept.block)
         self._kept.clear()
 
     def _allocate(self, handle: int, target: Any, size: int) -> int:
-        """Allocate or reuse a block of ``size`` bytes. Return a bm_status_t.
+        """Give BMRuntime a block of ``size`` bytes, kept or new, and return a bm_status_t. target: receives the block.
 
         BMRuntime asks for 0 bytes when the last network that needs working memory is unloaded."""
         to_work_in = size == 0 or size in self._working
