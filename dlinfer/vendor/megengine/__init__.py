@@ -1,4 +1,4 @@
-"""The megengine vendor: MegEngine Lite's whole Python API on its own C library, and the graph engine ``megengine``.
+"""The megengine vendor: all of MegEngine Lite's Python API on MegEngine Lite's C library, and the engine ``megengine``.
 
 Import the API by ``from dlinfer.vendor.megengine import lite``. The C library runs in this process. Models are built in
 the Python environment of the toolchain."""

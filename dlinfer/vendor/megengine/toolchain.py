@@ -1,7 +1,7 @@
 """The recipe of MegEngine's toolchain: MegEngine Lite's C library, and MegEngine itself, which builds models.
 
 MegEngine's package (on PyPI, for CPython up to 3.10) depends on large packages that only download data sets. The recipe
-omits these packages, and puts a stub in place of megfile, the one package that ``import megengine`` needs.
+omits these packages. One of them, megfile, is imported by ``import megengine``, so a stub takes its place.
 """
 
 from dlinfer.toolchain.recipe import Toolchain

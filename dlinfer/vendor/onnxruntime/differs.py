@@ -18,7 +18,7 @@ def _any(node: fx.Node) -> bool:
 
 
 def _floats(node: fx.Node) -> bool:
-    """Return whether a node has a float operand or a float result. Integer operands may have a float result."""
+    """Return whether a node has a float operand or a float result. An op of integers may have a float result."""
     return any(value.is_floating_point() for value in (*_operands(node), *pytree.tree_leaves(fake(node))))
 
 

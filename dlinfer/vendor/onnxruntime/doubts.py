@@ -1,13 +1,13 @@
-"""Doubtful nodes: for some values of a call, ONNX Runtime's kernels would compute them wrongly.
+"""Doubtful nodes: for some values of their operands, ONNX Runtime's kernels compute wrong results.
 
 The model gets one more output, which says whether a call has such values. If a call has them, torch runs the call under
 the fallback policy. There are two kinds of such values.
 
 Float operands may have NaN. torch treats NaN as the largest value, but ONNX Runtime's ops that sort, take extremes or
-clamp on one side ignore it. The translations in ``extremes`` handle NaN and are not doubtful.
+clamp on one side ignore it. The translations in ``extremes`` handle NaN, so their nodes are not doubtful.
 
-int64 operands may have more than 32 bits. ONNX Runtime computes the ops named above, two-sided clamps, sums and
-remainders of int64 in floats.
+int64 operands may have more than 32 bits. ONNX Runtime computes some ops of int64 in floats: those that sort, take
+extremes or clamp, sums, and remainders.
 """
 
 from functools import reduce

@@ -1,8 +1,9 @@
-"""Operands without elements. For some, ONNX Runtime raises, or returns zeros where torch returns NaN or raises.
+"""Ops that ONNX Runtime computes wrongly if an operand is empty, that is, without elements.
 
-If such an operand is always empty, torch runs the node. If such an operand may be empty, each call checks its sizes.
-Pointwise ops and ops that move elements are right for empty operands. Matrix products are right too, unless the
-dimension that they sum over is empty. Fused with other nodes, such a product returns uninitialised memory.
+It raises an error, or it returns zeros where torch returns NaN or raises. If a node of such an op has an operand that
+is empty in every call, torch runs the node. If an operand may be empty, each call checks the operand's sizes. Pointwise
+ops and ops that move elements are right for empty operands. Matrix products are right too, unless the dimension that
+they sum over is empty. Fused with other nodes, such a product returns uninitialised memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,16 +42,16 @@ _OVER_LAST = frozenset({"dlinfer::rms_norm", "dlinfer::add_rms_norm", "aten::rms
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return a reason not to run a node in ONNX Runtime, if an operand is empty in every call; else None."""
+    """Return a reason to refuse a node, if a size that ``shapes`` yields is 0 in every call; else None."""
     if any(fixed_size(size) == 0 for shape in shapes(node) for size in shape):
         return without_elements(op_name(node))
     return None
 
 
 def shapes(node: fx.Node) -> Iterator[Sequence[Any]]:
-    """Yield groups of sizes of a node's operands.
+    """Yield groups of sizes of a node's operands. None of these sizes may be 0 in a call to ONNX Runtime.
 
-    ONNX Runtime computes the node wrongly in a call where one size is 0.
+    With a size of 0, ONNX Runtime would compute the node wrongly.
     """
     op = overload(node)
     if op is None:

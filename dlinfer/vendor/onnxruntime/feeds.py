@@ -22,7 +22,10 @@ View = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Feed:
-    """One input of the model: input ``index`` of the function or, if ``view`` is not None, this view of it."""
+    """One input of the model: input ``index`` of the function.
+
+    view: a function that makes a view of this input, which the model gets instead; None without a view.
+    """
 
     index: int
     view: View | None = None

@@ -38,7 +38,7 @@ def safe_in_place(graph: OnnxGraph, feeds: Sequence[Feed], writes: Sequence[int 
 def with_initialisers(graph: OnnxGraph, names: Sequence[str]) -> bytes:
     """Return the model with its inputs ``names`` turned into initialisers.
 
-    The session gets their contents separately.
+    The model does not contain their values: the session gets the values separately.
     """
     from onnx import ModelProto, TensorProto
 

@@ -74,16 +74,16 @@ class OrtLowered(Lowered):
 def _packed(function: Function) -> list[int]:
     """Return the indices of inputs that are parts of packed weights.
 
-    Sessions hold them for every value of ``weights``.
+    A session always has them built in, whatever the option ``weights`` says.
     """
     packed = packed_inputs(function.graph_module.graph)
     return [index for index in function.weights if function.inputs[index] in packed]
 
 
 def _doubting(run: Executable) -> Executable:
-    """Return ``run`` without its last result, which ``note_doubts`` added.
+    """Return a function that calls ``run`` and drops its last result, which ``note_doubts`` added.
 
-    If that result is true, raise RefusedError.
+    The function raises RefusedError if that result is true.
     """
 
     def checked(*inputs: Any) -> Sequence[Tensor]:
@@ -124,9 +124,8 @@ class _Binding:
 
 
 class SessionRun:
-    """A callable that runs a session: it takes a function's inputs and returns its outputs.
+    """Runs a session: takes a function's inputs and returns its outputs. Several threads may call it at once.
 
-    Threads may call it at once.
     feeds: name in the model -> function from the function's inputs to the value.
     names: the names of the model's outputs.
     memory: a function that takes a call's inputs and allocates the call's outputs.

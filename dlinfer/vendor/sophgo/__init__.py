@@ -1,7 +1,8 @@
 """The sophgo vendor: the graph engine ``sophgo``, and sophon-sail's API, on a Sophgo chip or an emulator of it.
 
-Import the API by ``from dlinfer.vendor.sophgo import sail``. BMRuntime, the SDK's C library that runs models, is loaded
-only in a worker process, never in this process."""
+Import the API by ``from dlinfer.vendor.sophgo import sail``. Models are files called bmodels, which contain one or more
+compiled networks (nets). BMRuntime, the SDK's C library, runs them. It is loaded only in a worker process, never in
+this process."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""MegEngine Lite's Python API, under its documented names, on its own C library.
+"""MegEngine Lite's Python API, under its documented names, on MegEngine Lite's C library.
 
 Write ``from dlinfer.vendor.megengine.lite import *`` where MegEngine's document says ``from megenginelite import *``.
 The import loads no library. The first tensor, network or setting loads the toolchain's library.

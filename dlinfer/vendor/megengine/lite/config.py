@@ -101,7 +101,7 @@ class LiteIO(ctypes.Structure):
     is_host: whether the caller's tensor is in host memory.
     io_type: LITE_IO_VALUE; or LITE_IO_SHAPE for an output if the caller needs only its sizes.
     config_layout: the layout of the input or output, given by the argument ``layout``; None means the model's
-    layout."""
+        layout."""
 
     _fields_ = [
         ("_name", ctypes.c_char_p),

@@ -59,10 +59,10 @@ class DecryptionFunction:
 
 
 def decryption_func(function: Function) -> DecryptionFunction:
-    """Decorate ``function(in_arr, key_arr, out_arr)``, which decrypts ``in_arr`` by ``key_arr``. All are uint8 arrays.
+    """Decorate ``function(in_arr, key_arr, out_arr)``, which decrypts ``in_arr`` by ``key_arr``, two uint8 arrays.
 
-    The function returns the number of decrypted bytes. It is called twice: first with None as ``out_arr``, then with an
-    array of that many bytes, which it fills. The arrays are the library's memory, valid only during the call."""
+    The function returns the number of decrypted bytes. It is called twice: first with None as ``out_arr``, then with a
+    uint8 array of that many bytes, which it fills. The arrays are the library's memory, valid only during the call."""
     return DecryptionFunction(function)
 
 

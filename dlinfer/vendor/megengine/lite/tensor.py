@@ -254,11 +254,11 @@ class LiteTensor:
         self._kept.data = data
 
     def _fit(self, call: str, values: np.ndarray, layout: LiteLayout | None) -> None:
-        """Give the tensor a layout for the array ``values``. layout: the new layout, which the array must have.
+        """Set the tensor's layout so that the tensor can take the array ``values``.
 
-        If ``layout`` is None, the tensor keeps its own layout for an array of as many bytes, and otherwise takes the
-        array's.
-        Raises LiteArgumentError if dtypes differ where the tensor keeps its layout."""
+        layout: the new layout, with the array's dtype and size in bytes. None keeps the tensor's layout if the array
+            has as many bytes, else it takes the array's layout.
+        Raises LiteArgumentError for another layout, and for another dtype if the tensor keeps its layout."""
         if layout is not None:
             if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
                 raise wrong(call, "layout", f"one of {values.dtype} {values.shape}", layout)

@@ -23,8 +23,8 @@ class TensorBatchCollector:
 
     The batch has one place for each sample, numbered from 0.
     shape: the sizes of the whole batch.
-    dtype, device_type, device_id, is_pinned_host: those of the batch tensor; int8 on CUDA by default.
-    tensor: the tensor to fill, with the sizes ``shape``. Its own dtype and device replace the arguments above.
+    dtype, device_type, device_id, is_pinned_host: properties of the batch tensor. By default it is int8 on CUDA.
+    tensor: an existing tensor to fill, of the sizes ``shape``. Its own properties replace the four above.
     Raises LiteArgumentError and LiteError."""
 
     def __init__(

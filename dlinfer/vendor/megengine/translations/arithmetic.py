@@ -19,9 +19,9 @@ from dlinfer.vendor.megengine.translations.table import (
 
 
 def _elementwise(kind: str, dtype: torch.dtype | None = None) -> Translation:
-    """Return a translation to the node ``kind``, which has one or two operands.
+    """Return a translation that writes a node of kind ``kind``, with one or two operands.
 
-    ``alpha`` multiplies the last operand."""
+    ``alpha`` multiplies the last operand. dtype: the result's dtype; None means the first operand's."""
 
     def write(writer: NodeList, result: Tensor, alpha: float = 1, **operands: Any) -> Value:
         *first, last = operands.values()

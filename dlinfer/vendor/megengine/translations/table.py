@@ -70,7 +70,7 @@ def broadcast(writer: NodeList, value: Value, shape: tuple[int, ...]) -> Value:
 def full(writer: NodeList, like: Any, value: float) -> Value:
     """Return a tensor of ``like``'s sizes that is filled with a number.
 
-    Arithmetic on ``like`` would not do, since it keeps NaN and infinities."""
+    It is not made by arithmetic on ``like``, such as like * 0, because NaN and infinities would stay."""
     sizes = [int(size) for size in like.shape]
     return writer.op("full", like=like, dtype=torch.float32, value=value, shape=sizes)
 

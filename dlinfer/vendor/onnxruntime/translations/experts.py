@@ -2,7 +2,7 @@
 
 dlinfer's op ``fused_moe`` has the weights of all experts in one stack. ONNX Runtime would have to copy an expert's
 matrix out of the stack at each call. Instead, each matrix is an input of the session: a view of the stack. ONNX
-Runtime's own op MoE is not used, because it needs interleaved rows of gate and up, which would be a second copy of all
+Runtime's own op MoE is not used. It needs the rows of gate and up interleaved, which would take a second copy of all
 weights.
 """
 
@@ -53,7 +53,7 @@ def _matrix(graph: fx.Graph, stack: fx.Node, index: int) -> fx.Node:
 def experts(
     x: Any, gate_ups: Sequence[Any], downs: Sequence[Any], topk_weights: Any, topk_ids: Any, renormalize: bool
 ) -> Any:
-    """Write the layer in ONNX: for each expert, gather its tokens, compute two products, and add them to the result."""
+    """Write the layer in ONNX: for each expert, gather its tokens, run its MLP on them, and add up the results."""
     weights = token_weights(x, topk_weights, renormalize)
     known = op.Constant(value_ints=list(range(len(gate_ups))))
     behind = op.Where(op.Less(topk_ids, number(0, topk_ids)), number(BEHIND, topk_ids), topk_ids)

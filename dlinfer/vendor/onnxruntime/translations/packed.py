@@ -1,8 +1,8 @@
 """Linear layers with packed 4-bit weights, computed by ONNX Runtime's op MatMulNBits.
 
-AWQ's layout differs from MatMulNBits', which has one row for each output, in blocks with a power of two as size. So a
-weight is repacked once and built into the session. If the weight were an input instead, MatMulNBits would convert it to
-float at each call. For 2048 x 5632 and one token this takes 34 ms instead of 0.4, measured with AVX-512.
+MatMulNBits takes a weight with one row for each output, in blocks whose size is a power of two. AWQ's layout differs,
+so a weight is repacked once and built into the session. If the weight were an input instead, MatMulNBits would convert
+it to float at each call. For 2048 x 5632 and one token this takes 34 ms instead of 0.4, measured with AVX-512.
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ _FLOAT, _TYPES = 1, {torch.float32: 1, torch.float16: 10}  # of ONNX's TensorPro
 
 
 def refusal(node: fx.Node) -> str | None:
-    """Return a reason not to compute a ``weight_quant_matmul`` node by MatMulNBits; None if there is none."""
+    """Return a reason not to run a ``weight_quant_matmul`` node in ONNX Runtime; None if MatMulNBits can compute it."""
     call = arguments(node)
     parts = [call[name] for name in _PARTS if call[name] is not None]
     if not all(part.op == "placeholder" and part.meta.get(STATIC) for part in parts):

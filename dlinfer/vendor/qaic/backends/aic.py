@@ -68,7 +68,7 @@ class AicBackend:
     def benchmark(self, count: int | None, seconds: float | None, inputs: Arrays | None) -> Benchmark:
         """Run the benchmark of Qualcomm's package, which is written in C++.
 
-        ``inputs`` None lets it make random inputs.
+        If ``inputs`` is None, that benchmark makes random inputs.
         """
         asked: dict[str, Any] = {"num_inferences": count} if seconds is None else {"inf_time": seconds}
         if inputs is not None:

@@ -58,7 +58,7 @@ class Options(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if OPTIONS[name].stage == stage}
 
     def changes(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Check new values of ``run`` options and return them by the table's names, without a change of this object.
+        """Check new values of ``run`` options, and return them under the table's names. This object does not change.
 
         Raises QaicOptionError.
         """

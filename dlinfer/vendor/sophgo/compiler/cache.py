@@ -1,7 +1,8 @@
 """The cache folder of compiled nets: files ``<key>-<digest of the content>.bmodel``. Damaged files are compiled again.
 
 Processes share the folder. A file appears there only when it is complete. If several processes need the same net, one
-of them compiles it and the others wait. If a process is killed, the next process removes its temporary files."""
+of them compiles it and the others wait. If a process is killed, the next process that compiles removes its temporary
+files."""
 
 import contextlib
 import fcntl

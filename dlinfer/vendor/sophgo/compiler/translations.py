@@ -27,7 +27,7 @@ _ops = torch.ops.dlinfer
 
 
 def table() -> Mapping[Any, Any]:
-    """Return op -> translation, for the ops whose standard translation the compiler takes badly or not at all."""
+    """Return a dict from ops to translations, for ops whose standard translation the compiler takes badly."""
     return {
         _ops.rms_norm.default: rms_norm,
         _ops.add_rms_norm.default: add_rms_norm,

@@ -1,4 +1,4 @@
-"""Choose the nodes for Sophgo's compiler: their ONNX ops are tested, and the chip supports their dtypes."""
+"""Choose the nodes for Sophgo's compiler: those whose ONNX ops are tested and whose dtypes the chip supports."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ class SophgoOptions(EngineOptions):
     cores, group_size, timeout: the options of ``BmodelOptions`` with these names.
     device: the number of the device that runs regions.
     max_shapes: the greatest number of sets of sizes that a region is compiled for. torch runs calls with other
-    sizes."""
+        sizes."""
 
     chip: str = option(AUTO, _as_the_compiler)
     quantize: str = option(AUTO, one_of(AUTO, *QUANTIZE))

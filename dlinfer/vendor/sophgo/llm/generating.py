@@ -91,9 +91,9 @@ class Generator:
     ) -> Generated:
         """Return the answer to a prompt: the most probable token at each step, until one of ``eos_token_ids``.
 
-        The prefill net with the shortest stage that holds the prompt computes it. If no stage holds the prompt, the
-        longest stage computes its first tokens, and each further token takes a decode step.
-        Raises SophgoLlmError if the prompt or the answer exceeds the KV cache.
+        The shortest prefill stage that holds the prompt computes it. If no stage holds the prompt, the longest stage
+        computes its first tokens, and each further token takes a decode step.
+        Raises SophgoLlmError for a wrong token, and if prompt and answer exceed the KV cache.
         Raises SophgoRuntimeError and SophgoWorkerError if the device fails.
         """
         prompt = self._checked(prompt, max_new_tokens)

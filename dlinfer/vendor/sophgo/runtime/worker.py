@@ -109,9 +109,9 @@ class Worker:
     def discard(self, call: str, number: int) -> None:
         """Free a memory or unload a model: now or, if a call is in progress, before the next call.
 
-        call: "free" or "unload". number: that of the memory or model. Finalizers call this method at any moment, in any
-            thread,
-        even during a call. If the worker has ended, everything is free already."""
+        call: "free" or "unload". number: that of the memory or model.
+        Finalizers call this method at any moment, in any thread, even during a call. If the worker has ended,
+        everything is free already."""
         self._unwanted.append((call, number))
         if self._lock.acquire(blocking=False):
             try:

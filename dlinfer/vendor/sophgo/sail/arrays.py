@@ -12,8 +12,7 @@ from dlinfer.vendor.sophgo.sail.types import FLOATING, NUMPY, OF_NUMPY, Dtype
 def taken(call: str, data: Any) -> np.ndarray:
     """Return ``data`` as a contiguous array that a tensor can take. 64-bit integers become int32.
 
-    Raises SophgoCallError for anything but an array with elements, of a dtype that tensors have. call: for the
-    message."""
+    Raises SophgoCallError if ``data`` is not an array, is empty, or has a dtype or a value that no tensor can have."""
     if not isinstance(data, np.ndarray):
         raise refuse(call, f"{type(data).__name__} is not a numpy.ndarray")
     if data.dtype in (np.int64, np.uint64):

@@ -87,9 +87,9 @@ def _check_output(
 ) -> None:
     """Raise SophgoCallError if an output's memory is too small, or if its shape is wrong.
 
-    which: the output, for the message. stage: None if the inputs are smaller than a stage's. In this case the memory
-        must
-    hold the output's largest shape, and its shape may be any.
+    which: the output, for the message.
+    stage: the stage of the inputs; None if the inputs are smaller than a stage's. With None the memory must hold the
+        output's largest shape, and the tensor may have any shape.
     """
     width = NUMPY[Dtype(info.dtype)].itemsize
     needed = prod(info.shapes[stage]) * width if stage is not None else info.max_bytes

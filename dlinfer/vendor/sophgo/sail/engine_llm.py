@@ -158,8 +158,7 @@ class EngineLLM:
         """Return index -> tensor for the graph's inputs, on the graph's own memory.
 
         tensor_name: return only inputs with this name. The dict is empty if the graph's addr_mode is not 1, or if no
-            input has
-        the name.
+            input has the name.
         """
         network = self._network(graph_name)
         return self._own(network, network.inputs, *_name_and_stage(*args, **kwargs))
@@ -176,8 +175,7 @@ class EngineLLM:
         """Return index -> tensor for the graph's outputs, on the graph's own memory.
 
         tensor_name: return only outputs with this name. The dict is empty if the graph's addr_mode is not 1, or if no
-            output
-        has the name.
+            output has the name.
         """
         network = self._network(graph_name)
         return self._own(network, network.outputs, *_name_and_stage(*args, **kwargs))

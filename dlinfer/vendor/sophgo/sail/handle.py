@@ -31,7 +31,7 @@ class Handle:
         return self._number
 
     def get_sn(self) -> str:
-        """Return the device's serial number; "" if it has none, as an emulated device."""
+        """Return the device's serial number; "" for a device without one, such as an emulated device."""
         return self.device.serial
 
     def get_target(self) -> str:

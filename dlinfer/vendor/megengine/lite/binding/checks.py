@@ -43,7 +43,7 @@ def function(call: str, argument: str, value: Any) -> Callable[..., Any]:
 
 
 def text(call: str, argument: str, value: Any) -> bytes:
-    """Encode a str for the library. Raises LiteArgumentError."""
+    """Return a str as bytes in UTF-8. Raises LiteArgumentError for other values."""
     if not isinstance(value, str):
         raise wrong(call, argument, "a str", repr(value))
     return value.encode()

@@ -20,10 +20,9 @@ def device_count(device_type: int) -> int:
 
 
 def usable(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type.
+    """Return the C header's number of a device type. Raises LiteError if this machine has no device of this type.
 
-    Raises LiteArgumentError for an unknown type.
-    Raises LiteError if this machine has no device of the type."""
+    Raises LiteArgumentError for an unknown type."""
     native = checked(call, device_type)
     if device_type not in _ALWAYS and not device_count(device_type):
         raise LiteError(call=call, detail=f"this machine has no {LiteDeviceType(device_type).name}")

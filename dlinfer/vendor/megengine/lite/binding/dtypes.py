@@ -1,8 +1,8 @@
 """Lite's seven element types, their numpy types, and the conversion of other types.
 
 Lite has float32, float16, int32, int16, int8, uint8 and uint16. A copy into a tensor converts int64 to int32 if every
-value is in int32's range, and bool to uint8 (0 and 1). Memory that a tensor shares cannot be converted, so int64 and
-bool are refused there. All other types (float64, bfloat16, uint32, uint64, complex) are always refused: a conversion
+value is in int32's range, and bool to uint8 (0 and 1). A tensor that uses the caller's memory cannot convert it, and
+refuses int64 and bool. All other types (float64, bfloat16, uint32, uint64, complex) are always refused: a conversion
 would silently lose digits or range."""
 
 from typing import Any

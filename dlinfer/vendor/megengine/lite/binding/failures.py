@@ -3,8 +3,8 @@
 The library keeps one last message for all threads (lite/lite-c/src/global.cpp of MegEngine). A lock around each call
 would end in deadlock, since calls wait for each other and call back into Python. Instead, a failed call takes the
 message and clears it. If a failed call finds the message already cleared, another call failed at the same time. Both
-calls then report that the message may belong to the other one. Therefore the call that took the message waits a moment
-for calls that are still running."""
+calls then report that the message may belong to the other one. To notice this case, the call that took the message
+waits a moment for calls that are still running."""
 
 import contextlib
 import threading
@@ -38,9 +38,9 @@ class Failures:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Call]:
-        """Wrap a call of the library in a ``with`` block, which sets ``failed`` of the Call.
+        """Yield a Call for one call of the library. The ``with`` block sets its ``failed``.
 
-        If ``failed`` is True, the end of the block sets ``message`` and ``doubtful``."""
+        If ``failed`` is True, this method sets ``message`` and ``doubtful`` at the end of the block."""
         call = Call()
         with self._changed:
             self._running.add(call)

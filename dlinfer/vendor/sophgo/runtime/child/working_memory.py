@@ -50,7 +50,7 @@ class WorkingMemory:
         self.releasing = _RELEASING(self._release)
 
     def expect(self, working: Collection[int], weights: Collection[int]) -> None:
-        """Prepare for loading a bmodel.
+        """Prepare for loading a bmodel. From now on its networks may reuse kept blocks that hold no weights.
 
         working: the sizes in bytes of the blocks that BMRuntime may allocate as the bmodel's working memory.
         weights: the sizes in bytes of the blocks that BMRuntime may allocate for the bmodel's weights."""
