@@ -20,7 +20,7 @@ class UntranslatableError(RefusedError):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of a node list. name: its name in the list. shape, dtype: torch's."""
+    """A tensor of a node list. name: its name in the list. shape, dtype: its sizes and dtype in torch."""
 
     name: str
     shape: tuple[int, ...]

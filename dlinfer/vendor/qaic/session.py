@@ -78,7 +78,7 @@ class Session:
     def update_backend_options(self, **options: Any) -> None:
         """Change options that ``backend_options`` returns.
 
-        For a wrong one it raises QaicOptionError and changes none.
+        If one of them is wrong, the method raises QaicOptionError and changes none.
         """
         changed = self._options.changes(options)
         self._backend.update(changed)

@@ -274,7 +274,7 @@ def _destroy(*arguments: Any) -> None:
 def _destroy_now(handle: ctypes.c_void_p, kept: Any, group: MemoryGroup, idle: threading.Event) -> None:
     """Wait until the network's run has ended, then destroy the network.
 
-    kept: holds all that the library points to, so that it lives until this function returns."""
+    kept: all objects that the library points to. This argument keeps them alive until the function returns."""
     idle.wait(_PATIENCE)
     library().call("destroy_network", handle)
     group.end(handle.value or 0)

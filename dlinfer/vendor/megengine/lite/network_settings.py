@@ -32,9 +32,9 @@ class NetworkSettings:
     _profiled: bool  # whether a profile is written
 
     def _with_graph(self, call: str) -> ctypes.c_void_p:
-        """Return the network's handle to a method that reads the graph. Raises LiteError if a run has freed the graph.
+        """Return the network's handle. Raises LiteError if a run has freed the graph.
 
-        call: the method's name, for the error."""
+        call: the API function that reads the graph, for the error."""
         if self._started and self._record_level == _GRAPH_FREED:
             detail = "comp_node_seq_record_level=2 freed the graph at the first run; make this call before"
             raise LiteError(call=call, detail=detail)

@@ -53,9 +53,9 @@ def _matmul(writer: NodeList, result: Tensor, **arguments: Value) -> Value:
 def product(
     writer: NodeList, left: Value, right: Value, shape: tuple[int, ...], transpose: bool = False
 ) -> Value:
-    """Return the matrix product of two batches.
+    """Return the product of two batches of matrices.
 
-    MegEngine takes at most three dimensions, so the batch is one dimension.
+    MegEngine takes at most three dimensions, so all batch dimensions become one.
     shape: the sizes of the result. transpose: whether to multiply by the transpose of ``right``."""
     if len(shape) == 2:
         return writer.op("matmul", left, right, like=shape, transpose_b=transpose)

@@ -76,7 +76,9 @@ def full(writer: NodeList, like: Any, value: float) -> Value:
 
 
 def movable(writer: NodeList, value: Value) -> Value:
-    """Return a value for an op that only moves elements: float32, or MegEngine's bool. Raises UntranslatableError."""
+    """Return a value in the form for ops that only move elements: float32, or MegEngine's bool.
+
+    Raises UntranslatableError for other dtypes."""
     if value.dtype == torch.bool:
         return truth(writer, value)
     float32(value)

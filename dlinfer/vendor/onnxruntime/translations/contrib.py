@@ -1,4 +1,7 @@
-"""Translations to ONNX Runtime's own ops, which replace many standard ones each, and the table of translations."""
+"""Translations to ONNX Runtime's own ops, and the table of all translations of this engine.
+
+Each of these ops replaces many standard nodes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

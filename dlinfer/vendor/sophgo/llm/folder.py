@@ -48,7 +48,7 @@ def _read(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def _unsupported(config: Any, seq_length: int) -> Iterator[tuple[str, str]]:
-    """Yield a pair for each feature of the model that cannot be compiled: the feature, and advice."""
+    """Yield a pair for each feature that prevents compiling the model: the feature, and advice."""
     if config.model_type not in MODEL_TYPES:
         yield f"model_type {config.model_type!r}", f"use one of {', '.join(MODEL_TYPES)}"
     method = getattr(config, "quantization_config", None)
