@@ -20,7 +20,7 @@ HOST = "cpu"
 """torch's device type of this machine's own processor."""
 
 INTERFACE = 1
-"""Version of the vendor interface. It rises when vendors for the previous version no longer fit."""
+"""Version of the vendor interface. It rises when vendors that were written for the previous version stop working."""
 
 Kernel = Callable[..., object]
 Rule = Callable[..., str | None]
@@ -30,8 +30,8 @@ def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
     """Attach a rule to a kernel. The rule tells callers, before the kernel runs, which calls the kernel refuses.
 
     rule: takes the op's arguments, and returns the reason for a refusal, or None if the kernel takes the call. Tensors
-    may be fake tensors, so the rule reads dtypes, ranks, sizes and devices, never values. Caches have the vendor's
-    layout.
+    may be fake tensors, so the rule reads dtypes, ranks, sizes and devices, never values. KV caches come in the
+    vendor's layout.
 
     If the decision depends on values, the kernel itself raises KernelDeclined, before it writes anything.
     """
@@ -96,7 +96,10 @@ def kernel_name(kernel: Kernel) -> str:
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a vendor can run on this machine. A vendor's ``probe`` function must be cheap and must not raise."""
+    """The answer to whether a vendor can run on this machine. A ``probe`` function must be cheap and must not raise.
+
+    available: whether it can run. reason: why not, or the device that was found. next_step: advice to the user if not.
+    """
 
     available: bool
     reason: str
@@ -181,5 +184,5 @@ class Vendor:
         return self.device_type in (device_type, "any")
 
     def puts_frameworks_on(self, name: str) -> bool:
-        """Return whether frameworks call a device of this vendor by ``name``."""
+        """Return whether ``name`` is the frameworks' name of this vendor's device. A vendor may have no device."""
         return self.load_device is not None and name == (self.framework_device or self.name)

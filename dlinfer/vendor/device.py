@@ -18,11 +18,11 @@ from dlinfer.vendor.streams import Streams
 class DeviceMemory(NamedTuple):
     """The memory of a device, in bytes.
 
-    available: bytes that this process may still allocate, never negative. total: the limit of this process, or all
-        memory if there is none.
+    available: bytes that this process may still allocate, never negative.
+    total: the limit of this process, or all memory of the device if the process has no limit.
     source: the origin of the numbers, for people.
     shared: whether other programs use the memory too, as on a host. By default a framework takes a small part of shared
-        memory and most of a card's own.
+        memory, but most of a card's own memory.
     """
 
     available: int
@@ -50,13 +50,13 @@ class Sampler(Protocol):
         top_p: Tensor | None = None,
         min_p: Tensor | None = None,
     ) -> Tensor | None:
-        """Draw by inverting the cumulative distribution of the tokens, sorted from most to least probable.
+        """Draw one token of each row by inverting the cumulative distribution of its tokens, most probable first.
 
         numbers: floating [B], random numbers in [0, 1). The first token whose cumulative probability exceeds a row's
-        number is drawn.
-        top_k: integer [B]; if positive, only this many tokens may be drawn.
+            number is drawn.
+        top_k: integer [B]; if positive, only the first ``top_k`` tokens may be drawn.
         top_p: floating [B]; a token may be drawn only if the tokens before it add up to at most this probability.
-        min_p: floating [B]; only tokens with at least this fraction of the highest probability.
+        min_p: floating [B]; a token may be drawn only if it has at least this fraction of the highest probability.
         If a row's softmax is NaN, its first token is drawn.
         """
         ...
@@ -70,7 +70,7 @@ class HostNumbers(Protocol):
     """
 
     def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context. Inside it, this thread's kernels record their host numbers while the stream is captured."""
+        """Return a context for the capture of the graph. In it, kernels of this thread record their host numbers."""
         ...
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
@@ -83,19 +83,21 @@ class Device(ABC):
 
     streams: a module with streams and events like ``torch.cuda``, or ``HostStreams()`` if the device works
         synchronously.
-    communicator: the torch.distributed backend that joins such devices.
+    communicator: the torch.distributed backend that joins devices of this kind.
     max_batch_size: the default number of sequences decoded together.
-    max_prefill_tokens: the default number of prompt tokens computed together; None: the framework decides. Sequences
-        that decode wait until the whole chunk is prefilled.
-    seconds_beside_decoding: how long a step that mixes decoding and prefill may take. This limits its prompt tokens.
-        None: the framework decides.
-    seconds_of_prompts: how long a step that only prefills may take. ``max_prefill_tokens`` is a limit in addition.
+    max_prefill_tokens: the default number of prompt tokens computed together, while decoding sequences wait. None: the
+        framework decides.
+    seconds_beside_decoding: how long a step that mixes decoding and prefill may take. It limits the prompt tokens of
+        the step. None: the framework decides.
+    seconds_of_prompts: how long a step that only prefills may take, besides the limit by ``max_prefill_tokens``. None:
+        only that limit holds.
     graph_class: the name of the graph class in ``streams``, such as "CUDAGraph". None if the vendor's kernels cannot be
         captured because they need host numbers that ``host_numbers`` cannot provide.
     padding_length: the number of keys of a padding row in a captured step: 0, or 1 if the kernels document no length of
-        0. The row then reads the first slot of block 0 and writes nothing.
+        0. With 1, the row reads the first slot of block 0 and writes nothing.
     tensor_parallel: whether a model may span several devices, one process each, joined by ``communicator``.
-    graphs_over_ranks: whether the graphs of such processes may contain ``ops.all_reduce``; else they run eagerly.
+    graphs_over_ranks: whether the graphs of a model that spans several devices may contain ``ops.all_reduce``. If
+        False, that op runs eagerly.
     """
 
     streams: Streams
@@ -118,8 +120,9 @@ class Device(ABC):
         return ""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one
-        """Make device ``index`` the process's current one, before it allocates. The default, for one device, does
-        nothing.
+        """Make device ``index`` the current one of this process, before the process allocates memory.
+
+        The default does nothing: it is for a vendor with one device.
         """
 
     def share(self, index: int, count: int) -> None:  # noqa: B027 - a card is not shared
@@ -129,10 +132,10 @@ class Device(ABC):
         """
 
     def connect(self, group: int) -> str:
-        """Prepare ``ops.all_reduce`` on a group of ranks. Called on all ranks at once, after ``share``.
+        """Prepare ``ops.all_reduce`` for a group of ranks. Called on all ranks at once, after ``share``.
 
-        group: a group number of ``dlinfer.ops.collective.groups``. Returns a text that says how the ranks sum. A graph
-        that was compiled for one text is not used with another.
+        group: a group number of ``dlinfer.ops.collective.groups``. Returns a text that says how the ranks sum. A
+        compiled graph is reused only for the text that it was compiled with.
         """
         return "torch.distributed"
 
@@ -142,7 +145,8 @@ class Device(ABC):
     def graph_runner(self) -> Callable[..., Any] | None:
         """Return the vendor's own graph runner for a model's forward, called like LMDeploy's GraphRunner.
 
-        None: dlinfer's graph runner is used, which compiles for the chosen engine or the vendor's default one.
+        None: dlinfer's own graph runner is used. It compiles for the engine that the user chose, or else for the
+        vendor's default engine.
         """
         return None
 

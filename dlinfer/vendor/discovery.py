@@ -4,8 +4,8 @@ Vendors come from the entry-point group ``dlinfer.vendors``; dlinfer registers i
 before its first use. torch's dispatcher knows devices, not vendors, so each device type has one active vendor at a
 time; ``ops`` listens for changes and rebinds its kernels.
 
-A faulty plugin is an error for a user who names it and a warning for everybody else: a broken package that nobody asked
-for must not break the CPU.
+A vendor package that fails to load is an error if the user names the vendor. Otherwise it is a warning, so that a
+broken package does not stop the other vendors.
 """
 
 import contextvars
@@ -35,7 +35,7 @@ GROUP = "dlinfer.vendors"
 
 
 class VendorWarning(UserWarning):
-    """An installed vendor was passed over while the default for a device was chosen."""
+    """An installed vendor could not be loaded, and dlinfer goes on without it."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,11 @@ def probe(vendor: Vendor) -> Probe:
 
 
 def use(name: str, device_type: str | None = None) -> Vendor:
-    """Make a vendor the active one of its device type. A vendor that serves any device needs ``device_type``.
+    """Make a vendor the active one of a device type, for every later op call in the process.
 
-    Takes effect for every later op call in the process. Raises VendorUnavailableError if its probe says no, and
-    VendorLoadError if its kernels cannot be loaded; then the active vendor stays.
+    device_type: for a vendor that serves any device; the default is "cpu" for it. Raises VendorUnavailableError if the
+    vendor's probe says no, or if it does not serve ``device_type``. Raises VendorLoadError if its kernels cannot be
+    loaded. After an error the previous vendor stays active.
     """
     global _active, kv_orders
     vendor = get(name)
@@ -176,7 +177,10 @@ def _announce(device_type: str, vendor: Vendor) -> None:
 
 
 def most_recent() -> str:
-    """Return the name of the vendor activated last in this process. If none was, activate the host's default one."""
+    """Return the name of the vendor activated last in this process.
+
+    If none was activated, activate the default vendor of "cpu". Return "" if there is none.
+    """
     with _lock:
         if _active:
             return next(reversed(_active.values())).name
@@ -204,9 +208,10 @@ def activate_default(device_type: str) -> Vendor | None:
 def default(device_type: str) -> Vendor | None:
     """Return the vendor that the first op call on a device would activate; activate nothing.
 
-    ``DLINFER_VENDOR`` wins if it serves the device. Next come available vendors that provide ``DLINFER_ENGINE``, as an
-    engine may need its own vendor's KV-cache layout, then all available vendors. The highest priority wins, and among
-    equals the first by name. Raises the errors of ``get`` if DLINFER_VENDOR cannot be loaded.
+    The vendor named by ``DLINFER_VENDOR`` wins if it serves the device. Otherwise the available vendor of highest
+    priority wins, and among equals the first by name. If some of them provide ``DLINFER_ENGINE``, only these are
+    considered, as an engine may need its own vendor's KV-cache layout. Raises the errors of ``get`` if DLINFER_VENDOR
+    cannot be loaded.
     """
     name = settings.current().vendor
     if name and get(name).serves(device_type):
@@ -229,10 +234,10 @@ def loadable() -> list[Vendor]:
 
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
-    """Return the kernels that run while a vendor is active: its own or, if it brings none, the host's.
+    """Return the kernels that run while a vendor is active: its own or, if it brings none, those of ``host(vendor)``.
 
-    The host's kernels dereference pointers, so they only serve tensors in host memory. If a vendor of another device
-    brings no kernels, the mapping is empty.
+    CPU kernels dereference pointers, so they only serve tensors in host memory. If a vendor of another device brings no
+    kernels, the mapping is empty.
     """
     token = _asking.set(_asking.get() | {vendor.name})
     try:
@@ -246,9 +251,9 @@ def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:
 def host(vendor: Vendor) -> Vendor:
     """Return the vendor whose CPU kernels run the ops of a vendor without kernels.
 
-    It is the available vendor of highest priority with kernels for CPU tensors and the same KV-cache layout. Vendors
-    that are loading their kernels are skipped, so that two cannot wait for each other. Raises VendorUnavailableError if
-    there is none.
+    It is the available vendor of highest priority with kernels for CPU tensors and the same KV-cache layout. A vendor
+    whose own kernels are being loaded is skipped, or two vendors could ask each other without end. Raises
+    VendorUnavailableError if there is none.
     """
     asking = _asking.get() | {vendor.name}
     hosts = [
@@ -272,8 +277,8 @@ def host(vendor: Vendor) -> Vendor:
 def device(device_type: str) -> Device:
     """Return the ``Device`` of a device type, from its active vendor or else from the vendor with the highest priority.
 
-    Raises DeviceUnknownError if no vendor has one, VendorUnavailableError if the chosen vendor cannot run here, and
-    VendorLoadError.
+    Raises DeviceUnknownError if no vendor has one. Raises VendorUnavailableError if the chosen vendor cannot run here.
+    Raises VendorLoadError if the chosen vendor's code fails.
     """
     vendor = active(device_type)
     if vendor is not None and vendor.load_device is not None:
@@ -307,9 +312,9 @@ def device_of(vendor: Vendor) -> Device:
 
 
 def author(kernel: Kernel, vendor: Vendor) -> str:
-    """Return the name of the vendor whose package defines a kernel, or of ``vendor`` if no other vendor's does.
+    """Return the name of the vendor whose package defines a kernel; the name of ``vendor`` if no other vendor's does.
 
-    For a kernel that wraps another with ``functools.wraps``, the wrapped kernel counts.
+    If the kernel wraps another one with ``functools.wraps``, the package of the wrapped kernel counts.
     """
     module = getattr(inspect.unwrap(kernel), "__module__", None) or ""
     for entry in entry_points(group=GROUP):

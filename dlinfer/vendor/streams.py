@@ -1,4 +1,4 @@
-"""Streams and events of a device, and trivial ones for a device that works synchronously.
+"""Streams and events of a device, and a stand-in for a device that works synchronously.
 
 ``Streams`` is the part of ``torch.cuda`` that serving frameworks use. Modules like ``torch.npu`` have the same names,
 so a vendor can pass its module unchanged. On the host, work runs at once in the caller's thread, so every stream is

@@ -1,10 +1,12 @@
-"""Host numbers of kernels in an NPUGraph, updated for each replay.
+"""Pass the sequence lengths of each step to the kernels in an NPUGraph.
 
-A captured call keeps the numbers of the capture. To replace them, each call that takes sequence lengths is captured as
-a task group behind an external event. A replay waits at the event until another stream has updated the task with the
-lengths of the step. The order of calls follows torch_npu's own graphs (torch_npu 2.13.0, ``npu/graphs.py``, and
-torchair's CapturedGraphUpdateAndReplay). torch_npu's ``auto_dispatch_capture`` does the same, but does not see ops
-inside dlinfer's ops.
+The vendor's attention reads lengths from host memory, and a captured call would keep the lengths of the capture. So
+each call with lengths is captured as a task group that waits for an external event. During a replay, another stream
+puts the lengths of the step into the task group and then records the event.
+
+torch_npu's own graphs make the same calls in the same order (torch_npu 2.13.0, ``npu/graphs.py``, and torchair's
+CapturedGraphUpdateAndReplay). torch_npu's ``auto_dispatch_capture`` cannot be used: it does not see ops inside
+dlinfer's ops.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +21,22 @@ from torch import Tensor
 from dlinfer.vendor.ascend import sdk
 
 Numbers = Callable[[list[int]], dict[str, Any]]
-"""Turns the sequences' lengths into the arguments of a task that depend on them."""
+"""Takes the sequences' lengths, and returns the arguments of an op that depend on them."""
 
 _recording: ContextVar["CapturedLengths | None"] = ContextVar("_recording", default=None)
 
 
 def current() -> "CapturedLengths | None":
-    """Return the recorder of the current capture; None outside a capture."""
+    """Return the ``CapturedLengths`` of the capture in progress; None outside a capture."""
     return _recording.get()
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A captured call that replays update. Its tensors are weak references: the graph's pool may reuse their memory."""
+    """A captured call of an op. Each replay updates the arguments that depend on the lengths.
+
+    The tensors in ``arguments`` are weak references, because the graph's memory pool may reuse their memory.
+    """
 
     event: Any
     handle: Any
@@ -79,7 +84,10 @@ class CapturedLengths:
         self._replayed.record(replaying)
 
     def run(self, op: Callable[..., Any], numbers: Numbers, **arguments: Any) -> None:
-        """Capture ``op``, which writes its results into arguments. ``numbers`` is called again for each replay."""
+        """Capture a call of ``op`` with ``arguments``, which include the tensors that it writes its results into.
+
+        The arguments that depend on the lengths come from ``numbers``, which is called again for each replay.
+        """
         npu, stream = self._npu, self._npu.current_stream()
         event = npu.ExternalEvent()
         event.wait(stream)
@@ -91,24 +99,25 @@ class CapturedLengths:
         self._tasks.append(_Task(event, handle, op, places, numbers))
 
     def numbers_of(self, numbers: Numbers) -> dict[str, Any]:
-        """Return the arguments that depend on the lengths, for the lengths of the capture."""
+        """Call ``numbers`` with the lengths of the capture, and return its arguments."""
         return numbers(self._lengths)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor that ``make`` computed for ``key``. It is computed once in a graph, for all layers."""
+        """Return the tensor of ``key``. The first layer that asks computes it by ``make``; later layers share it."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
     def padding(self, kv_seqlens: Tensor) -> Tensor:
-        """Return which rows have no sequence: bool [rows] on the device, computed anew in each replay."""
+        """Return bool [rows] on the device: True for a padding row, which has no sequence. Computed in each replay."""
         return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
 
     def slots(self, slots: Tensor) -> Tensor:
         """Replace the negative slots of padding rows by slots that no other row writes.
 
-        The vendor has no number that means "no slot". A padding row (see ``unwritten``) writes back what its slot
-        holds. So a cache needs two slots for each row.
+        The vendor has no number for "no slot", so each padding row must write into some slot. ``fill_kv_cache`` lets it
+        write the contents that the slot has already. The cache must have two slots for each row, or free ones could be
+        too few.
         """
         return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
 
@@ -117,12 +126,18 @@ class CapturedLengths:
 
 
 def _served(kv_seqlens: Sequence[int]) -> list[int]:
-    """Return the lengths for the vendor's attention: 1 for padding rows, whose results the caller drops."""
+    """Return the lengths for the vendor's attention: 1 for a padding row, because the vendor documents no length of 0.
+
+    The caller drops the results of padding rows.
+    """
     return [max(length, 1) for length in kv_seqlens]
 
 
 def _distinct(slots: Tensor) -> Tensor:
-    """Replace negative slots by free slots. Among the first 2 * rows slots, at least half are free."""
+    """Replace each negative slot by a free one, a different one for each row.
+
+    The free slots come from the first 2 * rows slots: the rows name at most half of these.
+    """
     rows = slots.shape[0]
     first = torch.arange(2 * rows, device=slots.device)
     taken = (first.unsqueeze(0) == slots.unsqueeze(1)).any(0)

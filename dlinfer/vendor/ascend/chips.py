@@ -56,7 +56,7 @@ CHIPS = (A2, A3, DUO)
 
 
 def named(device_name: str, soc_version: int | None = None) -> Chip:
-    """Return the generation with a card's number or, if the number is unknown, the one that fits the card's name."""
+    """Return the generation of a card, by its SoC number or, if the number is None or unknown, by its name."""
     for chip in CHIPS:
         if soc_version is not None and chip.versions and chip.versions[0] <= soc_version <= chip.versions[1]:
             return chip

@@ -1,4 +1,4 @@
-"""The card for serving frameworks: its memory, torch.npu's streams, HCCL."""
+"""The card as a ``Device`` for serving frameworks: its memory, its streams (``torch.npu``) and HCCL."""
 
 from dlinfer.vendor.ascend import sdk
 from dlinfer.vendor.ascend.captured import CapturedLengths
@@ -16,7 +16,7 @@ class AscendDevice(Device):
         self.streams = self._npu
 
     def take(self, index: int) -> None:
-        """Make a card this process's current one, the meaning of "npu"."""
+        """Make card ``index`` the current one of this process. Device "npu" without an index then means this card."""
         self._npu.set_device(index)
 
     def memory(self) -> DeviceMemory:

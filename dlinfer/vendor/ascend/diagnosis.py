@@ -43,7 +43,7 @@ def not_installed() -> Probe:
 
 
 def other_version() -> Probe | None:
-    """Return why torch_npu does not fit this torch, whose release must be the same. None: it fits, or is missing."""
+    """Return a failed probe if the releases of torch_npu and torch differ; None if not, or without torch_npu."""
     there, here = torch_npu_version(), torch.__version__.split("+")[0]
     if not there or there.split("+")[0].split(".post")[0] == here:
         return None
@@ -83,7 +83,7 @@ def not_loaded(cause: Exception, environment: Mapping[str, str] = os.environ) ->
 
 
 def no_cards() -> Probe:
-    """Return the answer for a torch_npu that loads but finds no card."""
+    """Return the failed probe for a torch_npu that loads but finds no card."""
     if MANAGER.exists():
         return Probe(
             False,

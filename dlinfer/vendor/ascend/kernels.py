@@ -1,4 +1,4 @@
-"""The table of ops and their kernels. An op that is not in it runs as its reference, under the fallback policy."""
+"""The table of ops and their kernels. An op missing here runs on its reference, if the fallback policy allows it."""
 
 from dlinfer.vendor.ascend.attention.decode import paged_decode_attention
 from dlinfer.vendor.ascend.attention.prefill import paged_prefill_attention, prefill_attention

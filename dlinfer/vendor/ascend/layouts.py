@@ -18,7 +18,7 @@ WEIGHTS = ND
 
 
 def weight(tensor: Tensor) -> Tensor:
-    """Return a weight matrix in the memory layout that products read."""
+    """Return a weight matrix in the layout that matrix products read. As ``WEIGHTS`` is ND, this is ``tensor``."""
     assert WEIGHTS == ND, "a cast with npu_format_cast belongs here"
     return tensor
 

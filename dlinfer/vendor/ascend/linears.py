@@ -1,4 +1,4 @@
-"""Products with weights of the model's dtype, of 8 bits, and of 4 bits, and their sums over ranks, by HCCL."""
+"""Matrix products with weights of the model's dtype, of 8 bits and of 4 bits, and the sum over ranks by HCCL."""
 
 import weakref
 from typing import Any
@@ -130,15 +130,15 @@ Prepared = tuple[Tensor, Tensor, Tensor]
 class _PreparedWeights:
     """AWQ's weights in the vendor's format, made at the first call and kept as long as the checkpoint's tensor exists.
 
-    The words hold q - 8 in the vendor's own order of 4-bit numbers. The offset passed to the vendor is 8 - zero, so the
-    vendor computes (q - 8 + 8 - zero) * scale.
+    A checkpoint's weight is (q - zero) * scale, with q from 0 to 15. The vendor computes (n + offset) * scale, with a
+    signed n. So n is q - 8, and offset is 8 - zero.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, torch.dtype], tuple[list[weakref.ref[Tensor]], list[int], Prepared]] = {}
 
     def of(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
-        """Return three tensors: the words [in, out / 8], the scales [groups, out] and the offsets [groups, out]."""
+        """Return three tensors: packed n [in, out / 8], scales [groups, out] and offsets [groups, out]."""
         parts = [part for part in (qweight, scales, offset) if part is not None]
         key, versions = (id(qweight), dtype), [layouts.version(part) for part in parts]
         entry = self._kept.get(key)

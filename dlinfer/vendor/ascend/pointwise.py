@@ -42,7 +42,10 @@ def _apart(tensor: Tensor, x: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, tables: list[Tensor], mode: str) -> Tensor:
-    """Rotate x [rows, heads, size] by cos and sin [rows, 1, size], as one batch in layout BSND."""
+    """Rotate x [rows, heads, size] with npu_rotary_mul, as one batch in layout BSND.
+
+    tables: cos and sin, each [rows, 1, size]. mode: the op's rotary mode, "half" or "interleave".
+    """
     batched = (tensor.unsqueeze(0) for tensor in (x, *tables))
     return torch.ops.npu.npu_rotary_mul(*batched, mode).squeeze(0)
 
@@ -74,7 +77,10 @@ def _of_token(x: Tensor, table: Tensor) -> int:
 
 
 def _pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """Repeat each number in the first half of each row of ``table`` for the two elements of a pair: [rows, 1, size]."""
+    """Return the first half of each row of ``table``, with each number twice, for the two elements of a pair.
+
+    The result is [rows, 1, size]. heads: the number of rows of x that one row of ``table`` rotates (``_of_token``).
+    """
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

@@ -14,17 +14,20 @@ LONGEST = 65535
 
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] | None = None) -> str | None:
-    """Return the reason to refuse x's dtype; None if the op takes it on this card. of: the op's dtypes; None is all."""
+    """Return a reason to refuse x's dtype; None if the op takes it on this card.
+
+    of: the dtypes that the op takes; None means all.
+    """
     fitting = [dtype for dtype in chips.current().floats if of is None or dtype in of]
     return dtype(x.dtype, fitting)
 
 
 def lacking(has: bool, ops: str) -> str | None:
-    """Return the reason to refuse a call of ops that this card lacks; None if it has them."""
+    """Return a reason to refuse a call if this card lacks ``ops``; else None. has: whether it has them (``Chip``)."""
     return None if has else f"{chips.current().name} has no {ops}"
 
 
 def sizes(*numbers: int) -> str | None:
-    """Return the reason to refuse the sizes of a product; None if they are served."""
+    """Return a reason to refuse a matrix product with weights of these sizes; None if the vendor's op takes them."""
     longest = max(numbers)
     return None if longest <= LONGEST else f"sizes up to {LONGEST} are supported, not {longest}"

@@ -1,6 +1,6 @@
 """The vendor's torch_npu: load its ops, and find out whether it and a card can be used here.
 
-Kernels call ops by their schemas' names, ``torch.ops.npu``, whether the vendor or a simulation implements them.
+Kernels call ``torch.ops.npu`` and never torch_npu itself, so a simulation can register the vendor's ops instead.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def cards() -> Any:
 
 
 def weak_reference(tensor: Tensor) -> Tensor:
-    """Return a tensor at the same address that keeps no memory alive, like the arguments in torch_npu's graphs."""
+    """Return a tensor at the same address that does not keep the memory alive. torch_npu's graphs hold such tensors."""
     return sys.modules["torch_npu"]._C._weak_ref_tensor(tensor)
 
 

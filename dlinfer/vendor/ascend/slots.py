@@ -12,9 +12,10 @@ from dlinfer.vendor.base import refuses
 
 
 class _Looked:
-    """The result of checking a step's slots. All layers share it, so the host waits for the card once a step.
+    """The result of the last check of slots. A step's layers pass the same slots, so only the first waits for the card.
 
-    In inference mode a tensor has no version counter. Its values are not read again, so it must not be written again.
+    New slots, and slots whose version counter has changed, are checked again. A tensor made in inference mode has no
+    version counter, so it must not be written after its first check.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,10 @@ class _Looked:
         self._padded = False
 
     def padded(self, slots: Tensor, keys: Tensor) -> bool:
-        """Return whether some slots are negative. Raises OpArgumentError for a slot beyond the cache."""
+        """Return whether ``slots`` has negative entries, which mark padding rows.
+
+        Raises OpArgumentError for a slot beyond the key cache ``keys``.
+        """
         key = layouts.version(slots), keys.shape[0] * keys.shape[1]
         if self._slots is None or self._slots() is not slots or self._key != key:
             check_slots(slots, keys)
@@ -71,9 +75,10 @@ def _captured(
     v_cache: Tensor,
     kv_start_indices: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return k, v and slots for a captured graph. A padding row writes back what a slot holds that no other row uses.
+    """Return k, v and slots for a captured graph. Their use leaves the cache unchanged for padding rows.
 
-    Raises KernelDeclined if the cache has fewer than two slots for each row.
+    A padding row gets a slot that no other row uses, and the k and v that this slot holds already. Raises
+    KernelDeclined if the cache has fewer than two slots for each row.
     """
     block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
     count = k_cache.shape[0] * block_size

@@ -1,4 +1,4 @@
-"""The card for serving frameworks: its memory, torch.mlu's streams, CNCL."""
+"""The card as a ``Device`` for serving frameworks: its memory, its streams (``torch.mlu``) and CNCL."""
 
 from dlinfer.vendor.camb import sdk
 from dlinfer.vendor.device import Device, DeviceMemory

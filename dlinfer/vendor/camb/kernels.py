@@ -1,4 +1,4 @@
-"""The table of ops and their kernels. An op that is not in it runs as its reference, counted as a fallback."""
+"""The table of ops and their kernels. An op that is missing here runs on its reference, counted as a fallback."""
 
 import torch
 

@@ -1,8 +1,8 @@
 """The memory layout of tensors for the vendor's ops, for all kernels.
 
-The documents rarely say which strides an op takes. Rows and weights are passed contiguous. Heads ``[tokens, heads,
-size]`` may be a slice of a packed projection, as in the vendor's own vLLM: a token's heads are dense, and there are
-gaps between tokens.
+The documents rarely say which strides an op takes, so rows and weights are passed contiguous. Heads ``[tokens, heads,
+size]`` may be a slice of a packed projection, because the vendor's own vLLM passes such slices: a token's heads are
+dense, and there are gaps between tokens.
 """
 
 from functools import cache

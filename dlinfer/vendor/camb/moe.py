@@ -50,7 +50,11 @@ def fused_moe(
 
 
 def _routed(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors: each sorted row's token, each choice's sorted row, and each expert's number of rows."""
+    """Sort the choices by expert. A choice is a pair of a token and one of its experts, and gives one row.
+
+    Returns three tensors: the token of each sorted row, the sorted row of each choice, and the number of rows of each
+    expert.
+    """
     ids = layouts.index(topk_ids, topk_ids.device)
     sources, places, counts, _ = tmo().moe_gen_idx(ids, experts)
     return sources, places, counts

@@ -71,7 +71,10 @@ def _of_token(x: Tensor, table: Tensor) -> int:
 
 
 def _of_pairs(table: Tensor, x: Tensor, heads: int) -> Tensor:
-    """Repeat each number in the first half of each row of ``table`` for the two elements of a pair: [rows, size]."""
+    """Return the first half of each row of ``table``, with each number twice, for the two elements of a pair.
+
+    The result is [rows, size]. heads: the number of rows of x that one row of ``table`` rotates (``_of_token``).
+    """
     size = x.shape[-1]
     half = table[..., : size // 2]
     if heads == 1:

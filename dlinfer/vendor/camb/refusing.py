@@ -12,5 +12,5 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def floating(x: Tensor) -> str | None:
-    """Return the reason to refuse x's dtype; None if the vendor's ops compute in it."""
+    """Return a reason to refuse x's dtype; None if the vendor's ops compute in it."""
     return dtype(x.dtype, FLOATS)

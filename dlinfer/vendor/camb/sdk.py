@@ -1,6 +1,6 @@
 """The vendor's torch_mlu and torch_mlu_ops: load them, and find out whether they and a card can be used here.
 
-If they are missing, only sys.path is searched. ``torch_mlu_ops`` may be the vendor's package or a simulation.
+On a machine without these packages, the search for them imports nothing. ``torch_mlu_ops`` may also be a simulation.
 """
 
 import importlib

@@ -12,9 +12,10 @@ from dlinfer.vendor.camb.sdk import tmo
 
 
 class _Checked:
-    """The last slots that passed the check, kept so that the host waits for the card once a step, not a layer.
+    """The last slots that passed the check. A step's layers pass the same slots, so only the first waits for the card.
 
-    In inference mode a tensor has no version counter. Its values are not read again, so it must not be written again.
+    New slots, and slots whose version counter has changed, are checked again. A tensor made in inference mode has no
+    version counter, so it must not be written after its first check.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ def _refuses_caches(k: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
 
 
 def _with_values(k: Tensor, v: Tensor) -> Tensor:
-    """Return keys whose first elements are the values, for a latent cache, which stores both in one place."""
+    """Return keys that begin with the values: a latent cache stores the values as the first elements of the keys."""
     if k.data_ptr() == v.data_ptr() and k.stride() == v.stride():
         return k.contiguous()
     return torch.cat((v, k[..., v.shape[-1] :]), dim=-1)

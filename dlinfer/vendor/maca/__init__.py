@@ -40,7 +40,10 @@ def _device() -> Device:
 
 
 def _claims() -> Claims:
-    """Claim all kernels but weight_quant_matmul. awq_gemm rounds weights to 16 bits, which that op does not allow."""
+    """Return claims for all kernels but weight_quant_matmul.
+
+    That kernel calls awq_gemm, which rounds weights to 16 bits. The op does not allow this.
+    """
     from dlinfer.vendor.maca.kernels import IN_HALVES, KERNELS
     from dlinfer.vendor.maca.refusing import FLOATS, HALVES
 

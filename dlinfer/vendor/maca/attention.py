@@ -57,7 +57,10 @@ def _sight(causal: bool, left: int, right: int) -> dict[str, Any]:
 
 
 def _extras(q: Tensor, cap: float, alibi_slopes: Tensor | None, sinks: Tensor | None) -> dict[str, Any]:
-    """Return the arguments for softcap, ALiBi and sinks. s_aux, which only MetaX has, is passed only for sinks."""
+    """Return the arguments for softcap, ALiBi and sinks.
+
+    Only MetaX's flash_attn has the argument s_aux, so it is passed only if there are sinks.
+    """
     slopes = None if alibi_slopes is None else alibi_slopes.float().contiguous()
     options: dict[str, Any] = {"softcap": cap, "alibi_slopes": slopes}
     return options if sinks is None else options | {"s_aux": sinks.to(q.dtype).contiguous()}

@@ -11,7 +11,7 @@ from dlinfer.vendor.maca.kept import LastAnswer
 from dlinfer.vendor.maca.latent import begins
 
 _highest = LastAnswer(lambda slots: int(slots.max()))
-"""The largest slot of a step. The vendor's op does not check slots, and would write beyond the cache."""
+"""Returns the largest slot, read from the card once a step. The vendor's op would write beyond the cache."""
 
 
 def _is_latent(k: Tensor, v: Tensor) -> bool:

@@ -1,4 +1,7 @@
-"""The card for serving frameworks: its memory, torch.cuda's streams, NCCL's name."""
+"""The card as a ``Device`` for serving frameworks: its memory, its streams (``torch.cuda``) and MCCL.
+
+MCCL is MetaX's communication library. MetaX's build of torch calls it "nccl".
+"""
 
 from dlinfer.vendor.device import Device, DeviceMemory
 from dlinfer.vendor.maca import sdk

@@ -1,7 +1,7 @@
-"""Caches of what kernels computed from tensors: results of a check, weights in another layout.
+"""Caches of results that kernels computed from tensors: the answer of a check, or weights in another layout.
 
 An entry is valid while its tensors exist and their version counters stay the same. Tensors made in inference mode have
-no version counter. They are identified by the object alone, and must not be written between two steps.
+no version counter. They are recognised by the object alone, so they must not be written between two steps.
 """
 
 import weakref

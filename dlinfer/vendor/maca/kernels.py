@@ -1,4 +1,4 @@
-"""The table of ops and their kernels. An op that is not in it runs as its reference, under the fallback policy."""
+"""The table of ops and their kernels. An op missing here runs on its reference, if the fallback policy allows it."""
 
 from dlinfer.vendor.base import Kernel
 from dlinfer.vendor.maca.attention import (

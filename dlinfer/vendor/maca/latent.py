@@ -1,11 +1,12 @@
 """Attention over DeepSeek's latent cache by flash_mla: one key head of 576 elements; the first 512 are the value.
 
-In a call of flash_mla, all sequences have the same number of queries. A decode step has one. Prompts are cut into
-pieces of up to 128 queries, vLLM-metax's limit, and pieces of equal size share a call. Keys of a prompt that are not in
-a cache yet are first copied into pages, which takes 1 KB a token.
+In a call of flash_mla, all sequences have the same number of queries. In a decode step, this number is one. Prompts are
+cut into pieces of up to 128 queries, vLLM-metax's limit, and pieces of equal size share a call. flash_mla reads keys
+from pages only. So the keys of new tokens, which are not in a cache yet, are first copied into pages, which takes 1 KB
+a token.
 
-flash_mla is published with two declarations, MetaX's (1.0.1) and a later one of DeepSeek's, whose first call fills a
-schedule object. The calls here fit both. vLLM-metax calls the later one since May 2026.
+flash_mla is published with two signatures: MetaX's (1.0.1), and a later one by DeepSeek. With the later one, the first
+call fills a schedule object. The calls here work with both. vLLM-metax has used the later one since May 2026.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from dlinfer.vendor.maca import refusing, sdk, sequences
 KEYS, VALUES = 576, 512
 """The size of a latent key, and the size of its first part, which is the value."""
 PAGE = 64
-"""Slots in a page, as in vLLM-metax and in DeepSeek's later declaration."""
+"""Slots in a page, as in vLLM-metax and in DeepSeek's flash_mla."""
 _QUERIES = 128
 """The most queries of a piece (vLLM-metax)."""
 _TOGETHER = 1024
@@ -32,12 +33,12 @@ _ALIGNED = 8
 
 
 def fits(keys: Tensor, values: Tensor) -> bool:
-    """Return whether keys and values have the sizes of a latent cache. They may be tokens' own, or in pages."""
+    """Return whether keys and values have the sizes of a latent cache. They may be new tokens, or caches in pages."""
     return (keys.shape[-2], keys.shape[-1], values.shape[-1]) == (1, KEYS, VALUES)
 
 
 def refuses(call: Any) -> str | None:
-    """Return why a call over a latent cache is refused; None if it is served."""
+    """Return a reason to refuse a call over a latent cache; None if it is served."""
     if not sdk.has_flash_mla():
         return "flash_mla, which computes latent attention, is not installed"
     if call.window_left >= 0 or getattr(call, "window_right", -1) >= 0 or call.logit_softcapping > 0:
@@ -48,7 +49,7 @@ def refuses(call: Any) -> str | None:
 
 
 def refuses_pages(call: Any) -> str | None:
-    """Return why a call over a latent cache in pages is refused; None if it is served."""
+    """Return a reason to refuse a call over a latent cache in pages; None if it is served."""
     *blocks, _, side = call.k_cache.stride()
     if side != 1 or any(place % _ALIGNED for place in (*blocks, call.k_cache.storage_offset())):
         return "the slots of a latent cache are not contiguous, or are misaligned"
@@ -72,8 +73,8 @@ def pages(k_cache: Tensor, v_cache: Tensor) -> Tensor:
 def decode(q: Tensor, pages: Tensor, table: Tensor, kv_seqlens: Tensor, out: Tensor, scale: float) -> None:
     """Write the attention of one query a sequence into out [sequences, heads, 512]. q: [sequences, heads, 576].
 
-    If the lengths are on the card, each call computes a new schedule: in a graph, it must fit the lengths of each
-    replay.
+    If kv_seqlens is on the card, each call computes flash_mla's schedule from it, since the replays of a captured graph
+    have other lengths. Otherwise the layers of a step share one schedule.
     """
     heads = q.shape[1]
     if kv_seqlens.device == q.device:
@@ -89,8 +90,8 @@ def attend_to_tokens(
 ) -> None:
     """Write the attention of prompts to their own tokens, k [tokens, 1, 576] and v [tokens, 1, 512], into out.
 
-    Raises KernelDeclined unless v equals the first part of k. LMDeploy passes the two in separate memory, so this
-    compares their values and waits for the card.
+    new: the number of queries of each sequence. keys: the number of its keys. Raises KernelDeclined unless v equals the
+    first part of k. LMDeploy passes the two in separate memory, so this compares their values and waits for the card.
     """
     if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
         raise KernelDeclined(reason="flash_mla reads values from the keys, but v is not the first part of k")
@@ -131,7 +132,10 @@ def attend_to_pages(
     scale: float,
     causal: bool,
 ) -> None:
-    """Write the attention of prompts to pages into out. new: queries of each sequence. keys: keys of each sequence."""
+    """Write the attention of prompts to pages into out.
+
+    new: the number of queries of each sequence. keys: the number of its keys.
+    """
     heads = q.shape[1]
     for size, pieces in _calls(new, keys, causal):
         lengths, schedule = _scheduled(tuple(piece.keys for piece in pieces), size, heads, causal, q.device)
@@ -143,7 +147,7 @@ def attend_to_pages(
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
-    """Yield two values for each call: how many queries each of its pieces has, and the pieces."""
+    """Cut prompts into pieces. For each call of flash_mla, yield the number of queries in a piece, and its pieces."""
     by_size: dict[int, list[_Piece]] = {}
     start = 0
     for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):
@@ -163,7 +167,8 @@ def _scheduled(
     lengths: tuple[int, ...], queries: int, heads: int, causal: bool, device: torch.device
 ) -> tuple[Tensor, Any]:
     """Return the lengths on the card, and flash_mla's schedule for them, cached for the other layers of a step.
-    DeepSeek's declaration also checks that ``causal`` is the same, so it is part of the key.
+
+    DeepSeek's flash_mla checks that a schedule is always used with the same ``causal``, so it is part of the key.
     """
     on_card = sequences.on_card(lengths, device)
     return on_card, sdk.flash_mla().get_mla_metadata(on_card, queries * heads, 1)

@@ -64,7 +64,10 @@ _LEAST = 1e-7 / 127
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x in int8, and its rows' scales, [..., 1]. A row of zeros stays zeros: the vendor would divide by 0."""
+    """Return x in int8, and the scale of each row, [..., 1].
+
+    The vendor divides a row of zeros by its scale 0, so the numbers of these rows are set to 0.
+    """
     numbers = x.new_empty(x.shape, dtype=torch.int8)
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     if x.numel():

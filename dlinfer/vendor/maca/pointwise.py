@@ -9,7 +9,7 @@ from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
 _seen: set[bool] = set()
-"""Results of the checks in this process. A check is impossible during a capture, which relies on earlier results."""
+"""Results of all earlier checks in this process. A capture cannot read cos and sin, so these results decide then."""
 
 
 def _agree(cos: Tensor, sin: Tensor) -> bool:
@@ -24,7 +24,7 @@ def _halves_agree(cos: Tensor, sin: Tensor) -> bool:
 
 
 _agreement = LastAnswer(_halves_agree)
-"""Whether the two halves of cos and of sin are equal. The vendor's op reads the first halves only."""
+"""Tells whether the two halves of cos and of sin are equal. The vendor's op reads the first halves only."""
 
 
 @refuses(lambda q, k, cos, sin: refusing.floating(q))

@@ -14,12 +14,12 @@ _ALIGNED = 16
 
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] = FLOATS) -> str | None:
-    """Return the reason to refuse x's dtype; None if the op takes it. of: the dtypes that the op takes."""
+    """Return a reason to refuse x's dtype; None if the op takes it. of: the dtypes that the op takes."""
     return dtype(x.dtype, of)
 
 
 def multiples(of: int, **sizes: int) -> str | None:
-    """Return the reason to refuse sizes, if one is no multiple of ``of``; else None."""
+    """Return a reason to refuse a call if one of ``sizes`` is not a multiple of ``of``; else None."""
     bad = {name: size for name, size in sizes.items() if size % of}
     return f"multiples of {of} are supported, not {bad}" if bad else None
 
@@ -31,6 +31,6 @@ def rows(x: Tensor) -> Tensor:
 
 
 def copied_rows(x: Tensor) -> Tensor:
-    """Like ``rows``, but never return x's own memory, for ops that write into their arguments."""
+    """Return ``rows(x)``, but never in x's own memory, for ops that write into their arguments."""
     flat = rows(x)
     return flat.clone() if flat.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else flat

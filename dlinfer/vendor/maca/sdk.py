@@ -1,7 +1,8 @@
 """MetaX's packages: load them, and find out whether they and a card can be used here.
 
-If they are missing, only sys.path is searched. ``torch.ops._C``, ``_C_cache_ops`` and ``_moe_C`` hold mcoplib's ops,
-under vLLM's names; rotation and attention are plain functions. Either MetaX's binaries or stand-ins define them.
+On a machine without these packages, the search for them imports nothing. mcoplib's ops have vLLM's names, in
+``torch.ops._C``, ``torch.ops._C_cache_ops`` and ``torch.ops._moe_C``. Rotation and attention are plain functions. Tests
+define stand-ins for the ops and functions.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from dlinfer.vendor.base import Probe
 from dlinfer.vendor.maca.torch_name import DEVICE_TYPE
 
 LIBRARIES = {"mcoplib._C": ("_C", "rms_norm"), "mcoplib._moe_C": ("_moe_C", "topk_softmax")}
-"""Module to its namespace in torch.ops, and to one of its ops. If that op is registered, the module is loaded."""
+"""Maps a module to its namespace in torch.ops and one of its ops. If that op is registered, the module is loaded."""
 PACKAGES = ("mcoplib", "flash_attn")
 
 

@@ -129,7 +129,8 @@ def _failed(folder: Path, detail: str, advice: str) -> CalibrationError:
 def _samples(source: Source, calibration: Calibration) -> tuple[Tensor, Tensor]:
     """Return two tensors of tokens: [samples, length] for calibration, and [held-out samples, length] for perplexities.
 
-    Raises CalibrationError and ModelFolderError.
+    Raises CalibrationError if the text cannot be read or is too short, or if the samples are longer than the model
+    allows. Raises ModelFolderError if the tokenizer does not load.
     """
     text = read_text(calibration.text, source.folder, CalibrationError)
     first, tokens = tokens_of(source.folder, text)

@@ -1,4 +1,7 @@
-"""Runs auto-round in a separate process. Its folder has tokens.pt with the samples and the held-out samples."""
+"""Runs auto-round in a separate process. ``calibration`` writes its input, tokens.pt, into the process's folder.
+
+tokens.pt holds two tensors, the samples to calibrate with and the held-out samples.
+"""
 
 import importlib.util
 import math

@@ -13,7 +13,8 @@ from dlinfer.framework.lmdeploy_ext.quantise.job import answer
 def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
     """Serve the job's model, run it on the job's windows of tokens, and return its perplexity.
 
-    The first job saves its logits. A later job also returns how its logits differ from the saved ones.
+    The first job runs the stored model and saves its logits. Later jobs run packed models, and also return how their
+    logits differ from the saved ones.
     """
     from lmdeploy import PytorchEngineConfig
     from lmdeploy.api import pipeline

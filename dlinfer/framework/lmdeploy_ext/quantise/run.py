@@ -35,14 +35,16 @@ Parts = Callable[[str], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Report:
-    """A finished quantisation.
+    """A finished quantisation. All sizes are in bytes.
 
-    format: the format's name. group: a text that says which elements share a scale. quantised: the number of quantised
-    tensors. kept: the number of copied tensors. weights_before: size in bytes, in the input, of the weights to
-    quantise. weights_after: size in bytes of these weights in the output. bytes_before: size in bytes of all tensors in
-    the input. bytes_after: size in bytes of all tensors in the output. worst_error: the largest relative error of a
-    weight: the norm of the difference divided by the norm of the weight. worst_tensor: the name of that weight.
-    perplexity: on held-out text, if calibrated.
+    format: the format's name.
+    group: a text that says which elements share a scale.
+    quantised, kept: the numbers of quantised tensors and of copied tensors.
+    weights_before, weights_after: the size of the weights to quantise in the input, and their size in the output.
+    bytes_before, bytes_after: the size of all tensors in the input and in the output.
+    worst_error: the largest relative error of a weight: the norm of the difference divided by the norm of the weight.
+    worst_tensor: the name of the weight with this error.
+    perplexity: the perplexities on held-out text; None without calibration.
     """
 
     schema: int
@@ -84,10 +86,12 @@ def quantise(
 ) -> Report:
     """Quantise the model in ``folder`` into a new folder ``out``, which appears complete or not at all.
 
-    Checks that read no weights run before anything is written. calibration: the data for calibrated rounding;
-    None rounds each number to the nearest. Raises the errors of ``source.read``, and QuantisationSourceError for
-    weights that are not finite or too large for the format. Raises QuantisationOutputError if ``out`` exists or cannot
-    be written, and CalibrationError.
+    Checks that read no weights run before anything is written. calibration: the data for calibrated rounding; None
+    rounds each number to the nearest.
+
+    Raises the errors of ``source.read``. Raises QuantisationSourceError for weights that are not finite or too large
+    for the format. Raises QuantisationOutputError if ``out`` exists or cannot be written. Raises CalibrationError if
+    the calibration fails.
     """
     _check_out(out)
     if calibration is not None:
@@ -224,7 +228,10 @@ def _write(
 def _quantised(
     weight: Tensor, name: str, source: Source, form: Format, calibrated: dict[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], float]:
-    """Return (a weight's quantised tensors, the relative error). calibrated: the tensors to use; None to round."""
+    """Return (a weight's quantised tensors, the relative error).
+
+    calibrated: the tensors that the calibration returned for this weight; None rounds to the nearest.
+    """
     rounded: list[dict[str, Tensor]] = []
     difference, norm = 0.0, 0.0
     for piece in pieces(weight, PIECE) if calibrated is None else [weight]:

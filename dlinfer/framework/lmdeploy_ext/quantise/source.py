@@ -30,9 +30,11 @@ _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5"
 class Source:
     """A model folder that can be quantised.
 
-    config: the contents of config.json. tensors: name -> file, dtype and shape. quantised: names of the weights to
-    quantise. files: other files of the folder, which are copied. sharded: whether the folder has an index of weight
-    files.
+    config: the contents of config.json.
+    tensors: name -> file, dtype and shape.
+    quantised: names of the weights to quantise.
+    files: other files of the folder, which are copied.
+    sharded: whether the folder has an index of weight files.
     """
 
     folder: Path
@@ -61,8 +63,9 @@ class Source:
 def read(folder: Path, form: Format) -> Source:
     """Check that a model folder can be quantised, and return its description. Reads no weight.
 
-    Raises ModelFolderError for an incomplete folder, and QuantisationSourceError for weights that the format cannot
-    store. Raises UnsupportedFeatureError if LMDeploy's class is not in ``ADMITTED`` or would not serve the result.
+    Raises ModelFolderError for an incomplete folder. Raises QuantisationSourceError for weights that the format cannot
+    store. Raises UnsupportedFeatureError if the model's class is not in ``ADMITTED``, or if LMDeploy could not serve
+    the quantised model.
     """
 
     def require(is_fit: Any, detail: str, advice: str) -> None:

@@ -25,7 +25,7 @@ def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def header(layout: Layout) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return a file's header, and where each tensor belongs: name -> (offset of the first byte, number of bytes).
+    """Return the bytes of a file's header, and the place of each tensor: name -> (offset of its first byte, its size).
 
     Tensors with wider dtypes come first, as in files of the package safetensors, so that all tensors are aligned.
     """

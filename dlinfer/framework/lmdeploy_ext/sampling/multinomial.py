@@ -1,9 +1,10 @@
 """Multinomial sampling that draws the same tokens for the same seed.
 
 LMDeploy's default calls ``torch.multinomial`` without a generator, and ignores ``random_seed``. LMDeploy's CUDA kernel
-draws one uniform number from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). Philox's key is the
-request's seed; its counter is the number of the request's tokens. The kernel returns the token where the sum of the
-sorted probabilities reaches this number. The code here does the same: equal probabilities and seeds give equal tokens.
+draws one uniform number for each row from Philox4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405). Philox's
+key is the request's seed; its counter is the number of the request's tokens. The kernel returns the token where the sum
+of the sorted probabilities reaches the uniform number. The code here does the same: equal probabilities and seeds give
+equal tokens.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ _FEW = 8  # rows: up to this number Python is faster than numpy, with a microsec
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """Return a number in [0, 1) for each pair (seed, counter): float32 [B], equal to those of ``triton.language.rand``.
+    """Return a random number in [0, 1) for each pair (seed, counter), float32 [B], as ``triton.language.rand`` does.
 
     seeds: int64 [B], all 64 bits count. counters: integers [B], the lower 32 bits count.
     """
@@ -39,7 +40,10 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
 
 
 def _first_word(key0: Any, key1: Any, c0: Any) -> Any:
-    """Return the first word of Philox4x32-10. key0, key1, c0: 32-bit words, each an int or an array of uint64."""
+    """Return the first 32-bit word of Philox4x32-10 for the key (key0, key1) and the counter (c0, 0, 0, 0).
+
+    key0, key1, c0: 32-bit words, each an int or an array of uint64.
+    """
     c1 = c2 = c3 = c0 & 0
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 32 x 32 bits fit into 64
@@ -60,10 +64,11 @@ class SeededMultinomialSampling(MultinomialSamplingImpl):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, scores: Tensor, seeds: Tensor, offsets: Tensor, indices: Tensor | None = None
     ) -> Tensor:
-        """Return the drawn tokens, int64 [B]. If rounding makes a number exceed the sum, the first token is drawn.
+        """Return the drawn tokens, int64 [B].
 
         scores: [B, V], probabilities in descending order. seeds, offsets: [B], Philox's keys and counters. indices: [B,
-        V], the token of each score; None if the score's index is the token.
+        V], the token of each score; None if the score's index is the token. If a row's random number exceeds the sum of
+        its scores, because of rounding, the row's first token is drawn.
         """
         drawn = philox_uniform(seeds, offsets).to(scores.device)
         sums = scores.float().cumsum(-1)

@@ -1,9 +1,11 @@
 """Set the logits of forbidden tokens by an indexed write of these few logits.
 
-LMDeploy scatters them. torch's scatter of 16-bit numbers on a CPU goes through the whole vocabulary with all threads.
-That takes a twentieth of a millisecond per step, and far longer if other processes keep the threads waiting. LMDeploy
-also pads shorter rows with token 0, and writes its old logit there. So a forbidden token 0 may be drawn if another
-request of the batch forbids more tokens.
+LMDeploy calls torch's scatter instead. On a CPU, a scatter of 16-bit numbers goes through the whole vocabulary with all
+threads. That takes a twentieth of a millisecond per step, and far longer if other processes keep the threads waiting.
+
+LMDeploy also pads each row of forbidden tokens with token 0, up to the longest row of the batch. For the padding it
+writes the old logit of token 0. So a request's forbidden token 0 may be drawn if another request of the batch forbids
+more tokens.
 
 This file is imported before LMDeploy's modules, since it patches them.
 """

@@ -1,1 +1,1 @@
-"""Serve images: preprocess them without torchvision, correct LMDeploy's vision models, and compile these to graphs."""
+"""Serve images: preprocess them without torchvision, correct LMDeploy's vision models, and compile the vision models."""

@@ -37,9 +37,10 @@ class Parts:
     tower: a function to compile instead of the vision function, as a method of the same submodule; None compiles the
         vision function itself.
     arrange: a function that takes (model, arguments of the vision function), and returns the arguments of ``tower``.
-    restore: a function that takes the result of ``tower``, and returns that of the vision function.
-    speech: a function to compile instead of the language part's forward, or None.
-    arrange_speech: a function that takes (model, arguments of that forward), and returns those of ``speech``.
+    restore: a function that takes the result of ``tower``, and returns it in the form of the vision function's result.
+    speech: a function to compile instead of the language part's forward; None compiles the forward itself.
+    arrange_speech: a function that takes (model, arguments of the language part's forward), and returns the arguments
+        of the function that is compiled for the language part.
     speech_sizes: like ``sizes``, for those arguments of the language part that other models do not have.
     """
 
@@ -55,14 +56,17 @@ class Parts:
     speech_sizes: Sizes = field(default_factory=dict)
 
     def steady(self, arguments: Arguments) -> list[str]:
-        """Return the names of the vision part's arguments that are the same for all images: those not in ``sizes``."""
+        """Return the names of those ``arguments`` of the vision part that have the same value for all images.
+
+        These are the arguments that are not in ``sizes``.
+        """
         return [name for name in arguments if name not in self.sizes]
 
 
 def marks(sizes: Sizes, arguments: Arguments) -> Iterator[tuple[Tensor, int, str | None]]:
     """Yield (tensor, dimension, the dimension's name or None) for each dimension of each argument in ``sizes``.
 
-    Arguments that are missing or no tensors are skipped. A tuple of tensors counts as several tensors.
+    An argument is skipped if it is missing or not a tensor. A tuple of tensors counts as several tensors.
     """
     for name, counts in sizes.items():
         value = arguments.get(name)
@@ -191,7 +195,7 @@ PARTS: dict[str, Parts] = {
         "transformer", ("transformer.vision", "forward"), _IMAGES, _square, arrange_speech=glm_4v.with_images
     ),
 }
-"""Name of LMDeploy's model class -> its parts."""
+"""Maps the name of LMDeploy's model class to its parts."""
 
 
 def of_model(model: nn.Module) -> Parts | None:

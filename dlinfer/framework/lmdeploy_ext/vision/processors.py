@@ -1,8 +1,8 @@
 """Load image processors without torchvision, which has no build for every torch.
 
-transformers 5 has each image processor twice: for torchvision, and for pillow if torchvision is missing. But a
-processor that also supports videos needs torchvision for its video part. Here a stand-in replaces that part. The
-stand-in is never called, because a message with a video is refused first.
+transformers 5 has two versions of each image processor: one for torchvision, and one for pillow if torchvision is
+missing. But a processor that also supports videos needs torchvision for its video part. Here a stand-in replaces the
+video part. The stand-in is never called, because a message with a video is refused first.
 """
 
 import contextlib

@@ -65,7 +65,9 @@ def unstacked(features: Tensor) -> tuple[Tensor, list[Tensor]]:
 def dense_features(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Take the arguments of Qwen3-VL's language model, and return those of ``deepstacked``.
 
-    For a prefill without images the features are zeros, so that the same graph serves prefills with and without images.
+    The image features of the lower layers come without the text tokens between images. They become one tensor,
+    ``deepstack`` [layers, 1, tokens, hidden], with zeros for text tokens. A prefill without images gets only zeros, so
+    the same graph serves prefills with and without images.
     """
     mask, lower = arguments.pop("visual_pos_masks", None), arguments.pop("deepstack_visual_embeds", None)
     arguments.pop("input_ids", None)

@@ -1,6 +1,7 @@
 """The transforms of torchvision that LMDeploy's preprocessing imports, implemented with pillow and torch.
 
-Only functions that go through ``with_transforms`` get them: their ``import torchvision`` returns the modules below.
+Only a copy of a function that ``with_transforms`` makes gets them: its ``import torchvision`` returns the modules
+below.
 """
 
 import builtins

@@ -171,7 +171,7 @@ def _captured(
 def _windowed(
     tasks: captured.CapturedLengths, tables: Tensor, block_size: int, kv_seqlens: Tensor, left: int
 ) -> tuple[Tensor, Tensor]:
-    """Return two tensors: the tables of the blocks that a window reaches, and the mask of the slots in these blocks.
+    """Return block tables cut to the blocks that the window reaches, and the mask of the slots in these blocks.
 
     A graph's tables have room for all blocks of a cache. A mask for all of them might not fit into the memory.
     """

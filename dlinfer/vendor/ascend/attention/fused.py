@@ -23,7 +23,10 @@ WIDEST = 65535  # heads times head size must be less
 
 
 def refuses(call: Any, size: int) -> str | None:
-    """Return why the fused attention refuses a call; None if it takes the call. size: the larger of the head sizes."""
+    """Return a reason not to run a call on the fused attention; None if it takes the call.
+
+    size: the head size of keys or of values, the larger one.
+    """
     extras = {
         "logit_softcapping": call.logit_softcapping > 0,
         "alibi_slopes": call.alibi_slopes is not None,
@@ -51,9 +54,9 @@ def refuses(call: Any, size: int) -> str | None:
 
 
 def refuses_pages(call: Any, multiple: int, most: int) -> str | None:
-    """Return why the fused attention cannot read a call's caches; None if it can.
+    """Return a reason why the fused attention cannot read a call's caches; None if it can.
 
-    multiple, most: the block size must be a multiple of ``multiple``, and at most ``most``.
+    multiple, most: the op's limits. The block size must be a multiple of ``multiple``, and at most ``most``.
     """
     k_cache, v_cache, block_size = call.k_cache, call.v_cache, call.block_size
     if block_size % multiple or block_size > most:
@@ -86,7 +89,10 @@ def template(device: torch.device) -> Tensor:
 
 
 def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str, Any]:
-    """Return the mask arguments for a sequence with several queries. The last query is aligned with the last key."""
+    """Return the mask arguments for a sequence with several queries. The last query is aligned with the last key.
+
+    left, right: how many keys before and after its own position a query sees; negative: no limit.
+    """
     if causal and left < 0:
         return {"sparse_mode": 3, "atten_mask": template(device)}
     ahead = 0 if causal else right
@@ -101,14 +107,21 @@ def sight(device: torch.device, causal: bool, left: int, right: int) -> dict[str
 
 
 def outside(kv_seqlens: Tensor, left: int, slots: int) -> Tensor:
-    """Return the window mask for one query a sequence: [sequences, 1, 1, slots], True for hidden slots."""
+    """Return the mask for one query of each sequence: bool [sequences, 1, 1, slots], True for slots it must not see.
+
+    These are the slots after the sequence's end, and those more than ``left`` before its last token.
+    """
     position = torch.arange(slots, device=kv_seqlens.device)
     last = kv_seqlens.view(-1, 1) - 1
     return ((position < last - left) | (position > last)).view(-1, 1, 1, slots)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **seen: Any) -> Tensor:
-    """Call the fused attention once, in layout BSND. q: [sequences, tokens, heads, size]; k, v: alike, or in pages."""
+    """Call the fused attention once, in layout BSND.
+
+    q: [sequences, tokens, heads, size]. k, v: [sequences, tokens, KV heads, size], or caches as ``pages`` views them.
+    seen: more arguments of the op, such as masks, lengths and the block table.
+    """
     out, _ = torch.ops.npu.npu_fused_infer_attention_score(
         q,
         k,
@@ -123,7 +136,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **s
 
 
 def told(lengths: list[int]) -> dict[str, Any]:
-    """Return the argument that passes the number of each sequence's keys in pages."""
+    """Return the op's argument for the number of keys of each sequence in pages."""
     return {"actual_seq_lengths_kv": lengths}
 
 
@@ -137,7 +150,7 @@ def attend_captured(
     scale: float,
     **seen: Any,
 ) -> Tensor:
-    """Record ``attend`` over pages as a task of the captured graph. Each replay passes its lengths to the task."""
+    """Capture a call of ``attend`` over pages, as a task that each replay updates with its lengths (``captured``)."""
     shared: dict[str, Any] = {
         "num_heads": q.shape[2],
         "num_key_value_heads": num_kv_heads,

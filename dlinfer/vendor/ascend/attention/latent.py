@@ -1,10 +1,10 @@
-"""Prompts over DeepSeek's latent cache: one key head, shared by all query heads, with 512 latent and 64 rotated
-elements.
+"""Prompts over DeepSeek's latent cache: one KV head, with 512 latent and 64 rotated elements, for all query heads.
 
-npu_fused_infer_attention_score_v2 takes the rotated part as separate arguments (query_rope, key_rope), and at most 16
-queries a row. So a prompt is split into rows of 16 queries and a shorter last row. A row sees the keys up to its own
-last token. The arguments must be contiguous, so a step's pages are gathered, and the two parts of the keys copied to
-tensors of their own.
+npu_fused_infer_attention_score_v2 takes at most 16 queries in a row of its batch. So a prompt is split into rows of 16
+queries and a shorter last row. A row sees the keys up to its own last token.
+
+The op takes the rotated parts of queries and keys as separate contiguous arguments (query_rope, key_rope). So a step's
+pages are gathered, and the two parts of the keys are copied apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def fits(kv_heads: int, size: int, size_v: int) -> bool:
 
 
 def refuses(call: Any, block_size: int = _PAGE) -> str | None:
-    """Return why a call over a latent cache is refused; None if it is served."""
+    """Return a reason to refuse a call over a latent cache; None if it is served."""
     if not call.causal or call.window_left >= 0 or call.logit_softcapping > 0:
         return "a latent cache needs causal attention without window and logit_softcapping"
     if (call.alibi_slopes, call.sinks) != (None, None):
@@ -55,7 +55,10 @@ def attend_to_tokens(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Write the attention of prompts to their own tokens. spans: for each prompt, its end in q and its key count."""
+    """Write the attention of prompts to their own new tokens into ``out``.
+
+    spans: for each prompt, the end of its queries in q and the number of its keys.
+    """
     counts = [-(-length // _PAGE) for _, length in spans]
     pages = [x.new_zeros(sum(counts), _PAGE, x.shape[-1]) for x in (k, v)]
     table = torch.zeros(len(spans), max([*counts, 1]), dtype=torch.int32)
@@ -77,7 +80,7 @@ def attend_to_pages(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Like ``attend_to_tokens``, but read keys and values from caches [blocks, block_size, 1, size]."""
+    """Do the same as ``attend_to_tokens``, but read keys and values from caches [blocks, block_size, 1, size]."""
     block_size = k_cache.shape[1]
     counts = [-(-length // block_size) for _, length in spans]
     chosen = torch.cat([block_offsets[row, :count] for row, count in enumerate(counts)]).long()
@@ -97,7 +100,10 @@ def _attend(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Call the op once for all rows of the same number of queries. keys, values: [pages, slots, size], contiguous."""
+    """Call the op once for each group of rows with the same number of queries (see ``_rows``), and write into ``out``.
+
+    keys, values: [pages, slots, size], contiguous. table: the pages of each sequence, int32 in host memory.
+    """
     latent, rotated = keys[..., :SIZE].contiguous(), keys[..., SIZE:].contiguous()
     rows: dict[int, list[tuple[int, int, int]]] = {}
     for row in _rows(spans):
@@ -130,10 +136,10 @@ def _attend(
 
 
 def _rows(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield four numbers for each row: its first query, the end of its queries, the number of keys that its last query
-    sees, and its sequence.
+    """Split the queries of each sequence into rows of at most 16. Yield four numbers for each row.
 
-    Raises KernelDeclined for a sequence with more queries than keys.
+    They are the row's first query, the end of its queries, the number of keys that its last query sees, and its
+    sequence. Raises KernelDeclined for a sequence with more queries than keys.
     """
     start = 0
     for sequence, (end, length) in enumerate(spans):

@@ -63,9 +63,10 @@ def prefill_attention(
 
 
 def _blind(q_len: int, length: int, causal: bool, left: int, right: int) -> int:
-    """Return how many of a sequence's first queries see no key; there are some if it has more queries than keys.
+    """Return the number of queries at a sequence's start that see no key: more than 0 if it has more queries than keys.
 
-    Raises KernelDeclined if the attention has a window but is not causal: such queries would see later keys.
+    Raises KernelDeclined for more queries than keys in a window that is not causal. There a query before the first key
+    may still see the keys after its position.
     """
     blind = max(0, q_len - length) if causal or left >= 0 or right >= 0 else 0
     if blind and length and not causal:
@@ -136,7 +137,10 @@ def paged_prefill_attention(
 
 
 def _seen(q: Tensor, q_len: int, length: int, slots: int, sight: tuple[bool, int, int]) -> dict[str, Any]:
-    """Return the mask arguments for the queries of one sequence. slots: the number of slots in its pages."""
+    """Return the mask arguments for the queries of one sequence.
+
+    slots: the number of slots in its pages. sight: causal, window_left and window_right.
+    """
     left = sight[1]
     if q_len > 1:
         return fused.sight(q.device, *sight)

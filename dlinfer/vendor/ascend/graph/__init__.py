@@ -1,5 +1,6 @@
-"""The graph engine ``ascend``: regions run as graphs of GE, Ascend's graph engine, built by the vendor's torchair.
+"""The engine ``ascend``: it runs regions of a captured graph as graphs of GE, the graph compiler in CANN.
 
-torchair is part of torch_npu and is imported when the engine is chosen. ``lowerings`` lowers dlinfer's ops. torchair's
-converters take ATen ops; ops without a converter are refused by name.
+The vendor's torchair builds these graphs. It is part of torch_npu and is imported when the engine is chosen.
+``lowerings`` turns dlinfer's ops into ops that torchair converts. A call of any other op without a converter is
+refused, with the op's name.
 """

@@ -1,4 +1,4 @@
-"""Checks of input values before a graph runs: a graph cannot check them, and the card reports no error for them."""
+"""Checks of input values before a graph runs: the graph cannot check them, and the card reports no bad values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,9 +30,9 @@ _SAME_NUMBERS = {
 
 
 def checks_of(graph_module: fx.GraphModule) -> list[Check]:
-    """Return the checks of a function's inputs. Layers that share the same tensors share one check.
+    """Return the checks of input values that the calls in a graph need. Layers with the same tensors share one check.
 
-    Raises RefusedError if a value to check is not an input, but computed inside the region.
+    Raises RefusedError if the region computes a value to check, instead of taking it as an input.
     """
     graph = graph_module.graph
     index = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
@@ -86,7 +86,7 @@ def _origin(node: object) -> object:
 
 
 def _first(node: object, fill: object) -> object:
-    """Return the cache as it was before all writes of ``fill`` to it."""
+    """Follow a cache back through the calls of ``fill`` that wrote to it, and return it as it was before them."""
     node = _origin(node)
     while isinstance(node, fx.Node) and node.op == "call_function":
         call, position = node.args[0], node.args[1] if len(node.args) > 1 else None

@@ -42,7 +42,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
         self._asked: dict[str, str | None] = {}
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return why a call cannot be in a graph: its lowering refuses it, or torchair lacks a converter. Else None."""
+        """Return a reason why no graph can run a call: a lowering's rule, or torchair's error. Else return None."""
         op = overload(node)
         if op is not None and op.namespace == NAMESPACE:
             return lowerings.refusal(op, map_arg(arguments(node), fake))
@@ -58,7 +58,10 @@ class AscendEngine(ValueEngine[AscendOptions]):
         return AscendLowered(function)
 
     def _fault(self, node: fx.Node) -> str | None:
-        """Return torchair's error for a graph of this node alone; None if torchair converts it."""
+        """Return torchair's error for a graph of this node alone; None if torchair converts it.
+
+        A node that writes is replaced by its functional twin; if it has no twin, the reason for that is returned.
+        """
         op, args, kwargs = node.target, node.args, dict(node.kwargs)
         if written_arguments(node):
             twin = functional_call(node)

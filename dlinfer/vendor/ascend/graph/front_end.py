@@ -42,7 +42,7 @@ def load() -> Any:
 def convert(function: Callable[..., Any], inputs: Sequence[Any]) -> Converted:
     """Convert a function of fake tensors and symbolic numbers to a graph of GE.
 
-    Raises torchair's errors for ops that it does not convert: they have no common class.
+    Raises torchair's own error for an op without a converter. These errors have no common base class.
     """
     compiler = load().get_compiler()
     mode = _mode_of(inputs)
@@ -62,7 +62,10 @@ def _mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
 
 
 def _drop_own_parts(graph_module: fx.GraphModule) -> None:
-    """Remove writes that copy a part of a tensor onto itself: values that are a part of the keys, already written."""
+    """Remove copies of a part of a tensor onto the same part of that tensor.
+
+    They occur with a latent cache: its values are a part of its keys, and were written with the keys.
+    """
     aten = torch.ops.aten
     for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice_scatter.default):
         whole, part, *where = node.args

@@ -1,4 +1,4 @@
-"""Convert a region, as a function without writes, to a graph of GE, Ascend's graph engine, and run it."""
+"""Convert a functionalized region to a graph of GE, and run it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from dlinfer.vendor.ascend.graph.text import text_of
 
 
 class AscendLowered(Lowered):
-    """A graph of GE. If an input is written, torchair writes the new contents into the input's memory."""
+    """A region as a graph of GE. If the region writes an input, torchair writes into that input's memory."""
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
@@ -43,7 +43,10 @@ class AscendLowered(Lowered):
 
 
 def _writing(function: Function) -> Callable[..., Any]:
-    """Return the function with its writes done in place. It returns only the outputs that no input receives."""
+    """Return a callable that undoes the functionalization: it copies new contents into the inputs that they belong to.
+
+    It returns only the outputs that are not the new contents of an input.
+    """
 
     def run(*inputs: Any) -> tuple[Tensor, ...]:
         values = fx.Interpreter(function.graph_module).run(*inputs)

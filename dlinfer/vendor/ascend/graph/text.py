@@ -1,9 +1,11 @@
 """Write a graph of GE as text that is equal for equal graphs, for reports and golden files.
 
 An op is ``%4 = RmsNorm(x=%0, gamma=%1, epsilon=1e-05) -> y: FLOAT16[n0, 64], rstd: FLOAT[n0, 1]``. ``%4:1`` is its
-second result, ``n0`` the first size that changes between calls. Short constants are inline. torchair's private
-attributes, which begin with an underscore, are left out. Dtypes and sizes come from torchair's note on a result: a
-result without a note has none, and if only a view of a result is read, its note describes the view.
+second result. ``n0`` is the first size that changes between calls. Short constants are inline. torchair's private
+attributes, which begin with an underscore, are left out.
+
+Dtypes and sizes come from a result's attribute ``_meta``, which torchair writes. A result without it is shown without
+dtype and sizes. If the graph reads only a view of a result, ``_meta`` describes the view.
 """
 
 import re
@@ -105,7 +107,7 @@ def short_constant(op: Any) -> str | None:
 
 
 def meta_of(desc: Any) -> str:
-    """Return torchair's note on the tensor of a description: its dtype and sizes as text, or "" without a note."""
+    """Return a tensor description's attribute ``_meta``: torchair's text of dtype and sizes, "" if it is missing."""
     return desc.attr["_meta"].s.decode() if "_meta" in desc.attr else ""
 
 

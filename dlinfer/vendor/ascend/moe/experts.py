@@ -72,9 +72,10 @@ def fused_moe(
 
 
 def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Sort the rows of x by expert. scale: [tokens], for a quantised x.
+    """Copy each token's row of x once for each of its chosen experts, and sort the copies by expert.
 
-    Returns the sorted rows, the place of each choice's row, the number of each expert's rows, and the rows' scales.
+    scale: [tokens], the scales of a quantised x. Returns four tensors: the sorted rows; the place of the row of each
+    token and choice; the number of rows of each expert; the scales of the sorted rows.
     """
     rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,
@@ -92,7 +93,11 @@ def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = No
 
 
 def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) -> Tensor:
-    """Multiply the rows of each expert by the expert's weight [out, in]."""
+    """Multiply the rows of each expert by the expert's own weight.
+
+    rows: sorted by expert. weights: [experts, out, in]. groups: [experts], the number of each expert's rows. quantised:
+    more arguments of npu_grouped_matmul, for int8.
+    """
     (out,) = torch.ops.npu.npu_grouped_matmul(
         [rows],
         [layouts.weight(weights.contiguous()).transpose(1, 2)],
@@ -106,7 +111,7 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """Return for each token the weighted sum of its rows. places: for each choice of a token, the place of its row."""
+    """Return for each token the weighted sum of its rows. places: the place of the row of each token and choice."""
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """The storage of experts' weights. LMDeploy calls these functions before it allocates the weights.
 
-They return None, so LMDeploy stores the experts one after the other. Storage in chunks would make each chunk one
-grouped product. A grouped product takes 1024 groups and a routing 10240 experts, so no model that LMDeploy serves needs
-chunks. The layout class exists because LMDeploy names it; ``dlinfer.ops.fused_moe`` refuses it by name.
+The layout is always None, so LMDeploy stores the experts one after the other. In a chunked layout, each chunk would be
+one grouped product. But a single grouped product takes 1024 experts, more than any model that LMDeploy serves.
+``ChunkedLayout`` exists because LMDeploy names it; ``dlinfer.ops.fused_moe`` refuses it by name.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,11 @@ MOST_GROUPS = 1024
 
 @dataclass(frozen=True)
 class ChunkedLayout:
-    """A layout of experts' weights. chunk: the experts in a chunk. stride: the places of a chunk, with padding."""
+    """A layout of experts' weights in chunks. LMDeploy names the class, but no function here returns one.
+
+    experts: the number of experts. chunk: the number of experts in a chunk. stride: the number of places that a chunk
+    takes, with its padding.
+    """
 
     experts: int
     chunk: int

@@ -1,4 +1,4 @@
-"""Names that LMDeploy 0.18 imports at its start for linear attention; upstream has Triton kernels here."""
+"""The module that LMDeploy 0.18 imports for linear attention at start. Upstream dlinfer has Triton kernels here."""
 
 
 def init_device_properties_triton() -> None:

@@ -1,7 +1,7 @@
 """Decode attention over pages: one call of single_query_cached_kv_attn for all sequences, with one new token each.
 
-While a graph is captured, lengths cannot be read from the card. They stay there, and none may be 0, so a padding row
-has length 1 (``CambDevice.padding_length``).
+Rows of length 0 (padding) are left out of the call, because the op documents no length of 0. During a capture the
+lengths cannot be read from the card. So in a captured step padding rows have length 1 (``CambDevice.padding_length``).
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ from dlinfer.vendor.camb import layouts, refusing
 
 
 def refuses(call: Any) -> str | None:
-    """Return why both attention ops refuse a call; None if they take it."""
+    """Return a reason why neither attention op takes a call; None if both take it."""
     if call.logit_softcapping > 0:
         return "torch_mlu_ops does not support logit_softcapping"
     if call.alibi_slopes is not None:
@@ -23,7 +23,7 @@ def refuses(call: Any) -> str | None:
 
 
 def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
-    """Return why an op cannot read the caches; None if it can. sizes: the block sizes that the op reads."""
+    """Return a reason why an op cannot read a call's caches; None if it can. sizes: the block sizes that it reads."""
     if call.block_size not in sizes:
         return f"blocks of {', '.join(map(str, sizes))} slots are supported, not of {call.block_size}"
     dense = call.k_cache.is_contiguous() and call.v_cache.is_contiguous()
@@ -33,7 +33,10 @@ def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
 
 
 def destination(attn_output: Tensor, *read: Tensor) -> Tensor:
-    """Return attn_output or, if it overlaps an input or has gaps so that the op cannot write it, a new tensor."""
+    """Return the tensor that the op shall write its result to: attn_output, or a new tensor of its shape.
+
+    A new one is needed if attn_output shares memory with an input (``read``) or if its heads have gaps.
+    """
     place = attn_output.untyped_storage()._cdata
     if any(tensor.untyped_storage()._cdata == place for tensor in read) or not layouts.has_dense_heads(
         attn_output

@@ -15,7 +15,11 @@ from dlinfer.vendor.camb.sdk import tmo
 
 @dataclass(frozen=True)
 class _Batch:
-    """The sequences that have queries or keys, and how many they have. kept: their rows; None: no row is left out."""
+    """The sequences of a call, without those that have neither queries nor keys.
+
+    q_lens, kv_lens: the number of queries and the number of keys of each sequence.
+    kept: the rows of the sequences in the op's arguments; None if no row was left out.
+    """
 
     q_lens: list[int]
     kv_lens: list[int]
@@ -23,11 +27,13 @@ class _Batch:
 
     @classmethod
     def of(cls, q_ends: Tensor, kv_seqlens: Tensor, aligned: bool) -> "_Batch":
-        """Make a batch from the op's arguments. aligned: the mask hides keys, so it matters where the queries stand.
+        """Make a batch from the op's arguments. aligned: whether the attention is causal or has a window.
 
-        A sequence's queries are aligned with its last keys. The documents do not say so, but every known caller that
-        serves prompts after cached tokens relies on it. Raises KernelDeclined for what the documents do not cover: a
-        sequence with queries only or keys only, or with hidden keys and more queries than keys.
+        flash_attention then needs a position for each query. It takes the queries as the sequence's last tokens. The
+        documents do not say so, but every known caller that serves prompts after cached tokens relies on it.
+
+        Raises KernelDeclined for two cases that the documents do not cover. One is a sequence with queries but no keys,
+        or keys but no queries. The other, if ``aligned``, is a sequence with more queries than keys.
         """
         ends = q_ends.tolist()
         lens = list(zip((b - a for a, b in pairwise([0, *ends])), kv_seqlens.tolist(), strict=True))
@@ -48,7 +54,8 @@ class _Batch:
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: _Batch, call: Any, tables: Tensor | None) -> None:
     """Write the attention of a non-empty batch into call.attn_output.
 
-    In a latent cache v is wider than the values. The op computes the whole width, and the rest is dropped.
+    For a latent cache v is the whole keys, which begin with the values. So the op's result is wider than attn_output,
+    and only its first elements are kept.
     """
     tokens = sum(batch.q_lens)
     q, target = q[:tokens], call.attn_output[:tokens]

@@ -66,7 +66,10 @@ def fused_moe(
 
 
 def _in_experts_order(topk_ids: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the choices, padded to blocks of one expert; the experts of the blocks; the padded number of choices."""
+    """Sort the choices by expert, and pad those of each expert to whole blocks.
+
+    Returns the fields ``order``, ``owners`` and ``padded`` of ``Choices``. block: the number of choices in a block.
+    """
     ids = topk_ids.contiguous()
     most = ids.numel() + experts * (block - 1)
     order = ids.new_empty(most, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The grouped product of experts in Triton: blocks of choices, each of one expert, times that expert's weight."""
+"""A grouped product in Triton: it multiplies rows, sorted by expert, by the weights of their experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,16 +8,19 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 BLOCK = 16
-"""Choices in a block: the fewest that a matrix unit takes, so that few tokens need little padding."""
+"""The number of choices in a block. The smallest number that a matrix unit takes needs the least padding."""
 _COLUMNS, _INNER = 64, 64
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices, pairs of a token and an expert, sorted by expert, as moe_align_block_size returns them.
+    """The choices of all tokens, sorted by expert, as moe_align_block_size returns them.
 
-    order: int32, the numbers of the choices; ``count`` or more is padding. owners: int32, the expert of each block.
+    A choice is a pair of a token and one of its experts. The choices of a token have consecutive numbers.
+    order: int32, the numbers of the choices, in blocks of one expert each; a number of ``count`` or more is padding.
+    owners: int32, the expert of each block.
     padded: int32 [1], how many entries of ``order`` are in use.
+    count: the number of choices.
     """
 
     order: Tensor

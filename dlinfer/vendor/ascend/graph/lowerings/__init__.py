@@ -1,7 +1,8 @@
-"""Lowerings of dlinfer's ops to ATen and to the torch_npu ops that the eager kernels call.
+"""Lowerings of dlinfer's ops to ATen ops and to the torch_npu ops that the eager kernels call.
 
-A lowering takes the op's arguments and returns the op's results. If the op writes into arguments, the lowering returns
-their new contents instead. Lowerings are traced on fake tensors, so they see no values, and sizes may be symbols.
+A lowering takes the op's arguments and returns the op's results. For an op that writes into arguments, the lowering
+returns the new contents of these arguments. Lowerings are traced on fake tensors: they see no values, and sizes may be
+symbols.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
 
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """Return a mapping: op, or the functional twin of an op that writes, to its lowering."""
+    """Map each op to its lowering. In place of an op that writes into arguments, the key is its functional twin."""
     lowerings: dict[Any, Callable[..., Any]] = {}
     for name, lowering in LOWERINGS.items():
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -58,7 +59,11 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 
 def refusal(op: OpOverload, arguments: Mapping[str, Any]) -> str | None:
-    """Return why a call of a dlinfer op is not lowered; None if it is. arguments: by name, with fake tensors."""
+    """Return a reason not to lower a call of a dlinfer op; None if it is lowered.
+
+    The reason comes from the rule of the eager kernel or of the lowering. arguments: fake tensors and other values, by
+    name.
+    """
     name = op._schema.name.partition("::")[2]
     if name not in LOWERINGS:
         return "the engine has no lowering for this op"

@@ -28,9 +28,10 @@ def paged_decode_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Lower to one ``FusedInferAttentionScore`` of layout BSND for all. The lengths are a tensor of the graph.
+    """Lower to one call of the fused attention for all sequences, in layout BSND. The lengths stay a tensor.
 
-    A padding row has no key, and its table may name invalid blocks. It reads one key of block 0 and returns zeros.
+    A padding row has no key, and its block table may hold invalid numbers. So it reads one key of block 0, and its
+    result is set to zeros.
     """
     lengths = kv_seqlens.to(torch.int64)
     padding = lengths < 1

@@ -43,6 +43,9 @@ def linear_w8a8(
 
 
 def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens as int8 and their scales. A token of zeros has scale 0, so its int8 numbers are set to 0."""
+    """Quantise each token to int8, and return the numbers and a scale for each token.
+
+    A token of zeros has scale 0. The vendor documents no numbers for it, so they are set to 0.
+    """
     numbers, scale = torch.ops.npu.npu_dynamic_quant(x, dst_type=torch.int8)
     return numbers.masked_fill((scale == 0).unsqueeze(-1), 0), scale

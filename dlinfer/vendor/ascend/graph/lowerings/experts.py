@@ -51,7 +51,10 @@ def fused_moe(
 
 
 def _grouped(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiply the rows of each expert by the expert's weight [out, in]."""
+    """Multiply the rows of each expert by the expert's own weight.
+
+    rows: sorted by expert. weights: [experts, out, in]. counts: [experts], the number of each expert's rows.
+    """
     (out,) = torch.ops.npu.npu_grouped_matmul(
         [rows],
         [weights.transpose(1, 2)],

@@ -1,8 +1,8 @@
 """Decode attention over DeepSeek's latent cache, with one new token of each sequence.
 
-The kernel calls _npu_paged_attention_mla, but torchair has no converter for it. So this calls the second version of the
-fused attention. It takes the rotated parts as separate arguments (query_rope, key_rope), all contiguous, so the pages
-are gathered as in the kernel for prompts.
+The eager kernel calls _npu_paged_attention_mla, but torchair has no converter for that op. So the lowering calls
+npu_fused_infer_attention_score_v2. That op takes the rotated parts of queries and keys as separate contiguous arguments
+(query_rope, key_rope). So the lowering gathers the pages, and copies the two parts of the keys apart.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def refuses(call: Any) -> str | None:
-    """Return why a call over a latent cache runs on the kernel instead of in a graph; None if it can be in a graph."""
+    """Return a reason to run a call over a latent cache on the eager kernel; None if a graph can run it."""
     if call.num_q_heads not in latent.HEADS:
         return (
             f"a graph over a latent cache needs one of {', '.join(map(str, latent.HEADS))} heads, not "
@@ -34,9 +34,10 @@ def refuses(call: Any) -> str | None:
 
 
 def attend(q: Tensor, k_cache: Tensor, table: Tensor, lengths: Tensor, heads: int, scale: float) -> Tensor:
-    """Return the attention, [sequences, 1, heads, 512]. A sequence's table entries after its end may be invalid.
+    """Return the attention of one new token of each sequence, [sequences, 1, heads, 512].
 
-    q: [sequences, heads, 576]. table: [sequences, blocks] int32. lengths: [sequences] int64, at least 1.
+    q: [sequences, heads, 576]. table: [sequences, blocks] int32; entries after a sequence's last block are not read.
+    lengths: [sequences] int64, at least 1.
     """
     rows, width = table.shape
     block_size = k_cache.shape[1]

@@ -1,7 +1,7 @@
-"""Attention of a prompt. A graph takes one sequence: the documents allow several only for a few head sizes.
+"""Attention of one prompt. The vendor's documents allow several sequences in one call only for a few head sizes.
 
-The sequence has at least as many keys as queries, and its queries are its last tokens. ``calls`` checks this. The
-kernels run all other calls.
+The queries are the sequence's last tokens, and the sequence has at least as many keys as queries. ``graph.calls``
+checks this before each run. The eager kernels run all other calls.
 """
 
 from typing import Any
