@@ -1,1 +1,1 @@
-"""The layers of LMDeploy's models. LMDeploy builds each from a BuildSpec. They compute with ``dlinfer.ops``."""
+"""The layers that LMDeploy puts into its models. Each is built from a BuildSpec and computes with ``dlinfer.ops``."""

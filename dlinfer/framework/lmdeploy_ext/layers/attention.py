@@ -21,11 +21,12 @@ from dlinfer.framework.lmdeploy_ext.layers.positions import windows
 
 @dataclass
 class StepMetadata(DlinferAttentionMetadata):
-    """LMDeploy's attention metadata of a step, with more fields. Models pass this object to all kinds of layers.
+    """LMDeploy's attention metadata of a step of B sequences and N new tokens, with more fields.
 
-    The first four fields are LMDeploy's own: cu_seqlens_q_cpu is [B + 1], kv_seqlens_cpu [B].
+    LMDeploy passes this object to all kinds of layers.
+    cu_seqlens_q_cpu, kv_seqlens_cpu: [B + 1] and [B], copies of cu_seqlens_q and kv_seqlens in host memory.
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for no adapter; None if the engine has no adapters.
-    fresh: bool [B], whether each sequence begins in this step; read by layers with states.
+    fresh: bool [B], whether each sequence begins in this step; read by layers that keep a state for each sequence.
     kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None if it returns all N.
     """
 
@@ -108,7 +109,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
 
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
-        """Build the layer of a PagedAttentionBuildSpec: a SparseAttention if an indexer precedes the layer.
+        """Build the layer of a PagedAttentionBuildSpec. In a model with an indexer this is a SparseAttention.
 
         Raises UnsupportedFeatureError for features that no op serves.
         """
@@ -147,11 +148,12 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     ) -> Tensor:
         """Return attention [N, Hq, Dv] of query [N, Hq, D] to key [N, Hkv, D], value [N, Hkv, Dv] and the caches.
 
-        Writes key and value into the caches. With ``inplace``, a contiguous query is overwritten by the result. GLM-4's
-        query is a slice of a projection's result, and a graph cannot flatten heads there.
+        Writes key and value into the caches. With ``inplace``, the result overwrites a contiguous query. Otherwise the
+        result is a new tensor. A graph could not flatten the heads of a result inside GLM-4's query, which is a slice
+        of a projection.
 
-        k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], written here; for fp8 caches
-        one scale each. A prompt attends to the quantised numbers in its cache, as in LMDeploy's CUDA layers.
+        k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], also written. For fp8 caches
+        each is a single scale. A prompt attends to the quantised numbers in its cache, as in LMDeploy's CUDA layers.
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
@@ -185,7 +187,10 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
 
 
 class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
-    """Latent attention to the positions that an indexer chose: fills the cache, then calls one op for both phases."""
+    """Latent attention to the positions that an indexer chose.
+
+    It fills the cache, then calls one op, which serves both prefill and decoding.
+    """
 
     def __init__(self, **fields: Any) -> None:
         """Take LMDeploy's AttentionImpl fields. Raises UnsupportedFeatureError for features that the op lacks."""
@@ -214,11 +219,13 @@ class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):
         nsa_indices: Tensor | None = None,
         inplace: bool = True,
     ) -> Tensor:
-        """Return a new tensor [N, Hq, C]. query: [N, Hq, C + R]. key: [N, 1, C + R]. value: [N, 1, C].
+        """Return the attention, a new tensor [N, Hq, C]. query: [N, Hq, C + R]. key: [N, 1, C + R]. value: [N, 1, C].
 
-        C: size of a latent. R: size of the rotated part. nsa_indices: int32 [N, count]: for each token the positions in
-        its sequence to attend to; negative entries are unused. k_cache: in the vendor's layout, C + R numbers for each
-        token; key is written into it. v_cache: a view of the first C numbers of each token.
+        C: size of a latent. R: size of the rotated part.
+        nsa_indices: int32 [N, count]; for each token the positions in its sequence to attend to; negative entries are
+        unused.
+        k_cache: in the vendor's layout, C + R numbers for each token; key is written into it.
+        v_cache: a view of the first C numbers of each token in k_cache.
         """
         if learnable_sink is not None:
             raise refuse("sparse attention with sinks", "use another model")

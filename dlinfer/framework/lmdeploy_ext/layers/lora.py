@@ -61,7 +61,8 @@ def has_adapters(model: nn.Module) -> bool:
 class ForwardWithAdapters(nn.Module):
     """Wraps the forward of a model, or of its language part, so that graphs get adapter ids as an argument.
 
-    A graph cannot read LMDeploy's step context. During a call, LoRA layers read the ids from the call's attn_metadata.
+    LoRA layers usually read the ids from LMDeploy's step context, which a graph cannot read. During a call of this
+    wrapper, they read the ids that are in the argument ``attn_metadata``.
     """
 
     def __init__(self, ctx_mgr: Any, owner: nn.Module, forward: Callable[..., Any]) -> None:

@@ -1,1 +1,1 @@
-"""Serve images: preprocess them without torchvision, correct LMDeploy's vision models, and compile the vision models."""
+"""Serve images: preprocess them without torchvision, and correct and compile LMDeploy's vision models."""

@@ -33,9 +33,9 @@ class Experts(DlinferFusedMoEImpl):
     ) -> Tensor:
         """Return the experts' results [N, hidden] for hidden_states [N, hidden].
 
-        ``dlinfer.ops.fused_moe`` documents the other arguments. gate_up_bias [experts, 2 * intermediate] and down_bias
-        [experts, hidden]: both, or both None. act_func: None for silu; or LMDeploy's ``GateupAct``, which has ``alpha``
-        and ``limit``.
+        gate_up_bias, down_bias: [experts, 2 * intermediate] and [experts, hidden]; either both or none are given.
+        act_func: None for silu, or LMDeploy's ``GateupAct``, which has ``alpha`` and ``limit``.
+        ``dlinfer.ops.fused_moe`` documents the other arguments.
         """
         if gate_up_bias is None and down_bias is None and act_func is None:
             return super().forward(hidden_states, topk_weights, topk_ids, gate_up_weights, down_weights)

@@ -17,7 +17,7 @@ _GPT_OSS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
 def check(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a configuration that LMDeploy's class reads differently from transformers."""
+    """Raise UnsupportedFeatureError for a GPT-OSS whose activation has other constants than LMDeploy's class."""
     if getattr(config, "model_type", "") != "gpt_oss":
         return
     for name, value in _GPT_OSS.items():
@@ -35,7 +35,7 @@ def check(config: Any) -> None:
 def _load_gpt_oss_experts(
     original: Original, self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]
 ) -> None:
-    """Load a tensor of a checkpoint that holds all experts: weights [experts, in, out] or biases [experts, out].
+    """Load one tensor of a checkpoint. It holds all experts: weights [experts, in, out] or biases [experts, out].
 
     In gate_up, columns of gate and of up alternate. Tensors of MXFP4 (blocks, scales) go to our layer unchanged.
     """
@@ -58,8 +58,9 @@ def _load_gpt_oss_experts(
 class SigmoidRouter:
     """Chooses each token's ``topk`` experts, within the best groups of experts, by sigmoid score plus a correction.
 
-    The correction affects only the choice; the returned weights are the scores. The caller renormalises and scales
-    them. Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes it.
+    The correction affects only the choice; the returned weights are the scores. The caller renormalises and scales the
+    weights. Source: DeepSeek-V3 (2024, arXiv:2412.19437), section 2.1.2, as transformers' Glm4MoeTopkRouter computes
+    it.
     """
 
     def __init__(self, gate: Any, topk: int, groups: int, topk_groups: int) -> None:

@@ -18,7 +18,10 @@ from dlinfer.ops.quantised.packing import AWQ
 
 
 class ExpertWeights(nn.Module):
-    """The weights of one projection of all experts. parts: names of the parameters, in the order that the op takes."""
+    """The weights of one projection of all experts.
+
+    parts: the names of the parameters, in the order of the op's arguments.
+    """
 
     parts: ClassVar[tuple[str, ...]]
 

@@ -31,9 +31,10 @@ _LAYER = "lmdeploy.pytorch.nn.moe.compressed_tensors:FusedMoEW4A16"
     for_feature=FEATURE,
 )
 def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
-    """Return our layer for a checkpoint in AWQ or MXFP4, and LMDeploy's layer for others.
+    """Return our layer for a checkpoint in AWQ or MXFP4, and LMDeploy's layer for other checkpoints.
 
-    Whether it is AWQ is read from the build context, because LMDeploy's model classes may leave ``quant_config`` out.
+    The build context says whether the checkpoint is in AWQ, because LMDeploy's model classes may leave ``quant_config``
+    out.
     """
     from lmdeploy.pytorch.models.patch import get_build_model_context
 
@@ -103,10 +104,10 @@ def _to_awq(original: Original, self: Any) -> None:
 
 
 def _repack(part: Any) -> None:
-    """Repack compressed-tensors' words [experts, out, in / 8] and scales [experts, out, groups] in AWQ's layout.
+    """Repack the weights of compressed-tensors in AWQ's layout, in place. A second call does nothing.
 
-    Both layouts take the same memory. So this works in place, with a copy of one expert at a time. A second call does
-    nothing.
+    part: has words [experts, out, in / 8] and scales [experts, out, groups]. Both layouts take the same memory, so only
+    a copy of one expert is needed at a time.
     """
     from dlinfer.ops.quantised.packing import AWQ, GPTQ
 

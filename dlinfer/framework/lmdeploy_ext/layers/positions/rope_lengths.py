@@ -1,13 +1,15 @@
 """Find the length that determines each token's rotary frequencies, under dynamic NTK scaling and longrope.
 
 transformers chooses frequencies by the largest position of a forward call. If a prompt runs alone, its tokens get the
-frequencies of the prompt's length. Each later token gets those of the length so far. The governing length of a token
-is therefore ``max(prompt length, position + 1)``. Batches, chunked prefill and preemption must not change this length.
-So ``position_ids`` become [2, N]: positions in the first row, governing lengths in the second.
+frequencies of the prompt's length. Each later token gets the frequencies of the text's length at that token. The
+governing length of a token is therefore ``max(prompt length, position + 1)``. Batches, chunked prefill and preemption
+must not change this length. So ``position_ids`` become [2, N]: positions in the first row, governing lengths in the
+second.
 
-Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers recomputes its whole cache with
-the long factors. Here the sequence is then preempted, and prefilled again with all its tokens. LMDeploy would decode
-such a sequence between the chunks of its prefill. So a prefill's limit is raised to at least the original length + 1.
+Phi-3 and Phi-3.5-MoE differ: when a text outgrows the original length, transformers recomputes the text's whole cache
+with the long factors. Here LMDeploy's scheduler then preempts the sequence, and prefills it again with all its tokens.
+This prefill must not be split into chunks, because LMDeploy would decode the sequence between them. So the limit of
+tokens in a prefill is raised to at least the original length + 1.
 
 The prefix cache shares blocks only up to the original length, where all sequences have the same frequencies.
 """
@@ -51,7 +53,7 @@ class RopeLengths:
     computed_anew: bool
 
     def govern(self, inputs: Any, sequences: list[Any]) -> None:
-        """Set ``target_position_ids`` of a prefill's ModelInputs to [2, N]: positions and governing lengths."""
+        """Set a prefill's ``inputs.target_position_ids`` to [2, N]: positions and governing lengths of new tokens."""
         rows = []
         for sequence, new in zip(sequences, inputs.seq_length.tolist(), strict=True):
             first = sequence.num_history_ids
@@ -63,8 +65,8 @@ class RopeLengths:
     def outgrown_by(self, sequence: Any) -> bool:
         """Return whether the next token may exceed the original length while the cache has the short frequencies.
 
-        LMDeploy may schedule a step before it knows the newest token, so this is True one token early. If LMDeploy has
-        not done so, the only cost is that a prefill computes one token more.
+        LMDeploy may schedule a step before it knows the newest token, so this is True one token early. If LMDeploy
+        already knows the newest token, the only cost is that a prefill computes one token more.
         """
         return self._is_short(sequence) and sequence.num_all_ids >= self.original
 

@@ -1,8 +1,8 @@
 """Read the rotary embedding of a checkpoint's configuration as transformers does.
 
-A rope type that ``rotary.py`` lacks is refused while the configuration is read. LMDeploy ignores ``attention_factor``
-and ``factor`` of longrope, and has other defaults for those of yarn. Here both are corrected in the parameters that
-LMDeploy passes to ``rotary.py``.
+A rope type that ``rotary.py`` lacks is refused while the configuration is read. LMDeploy ignores longrope's
+``attention_factor`` and ``factor``, and computes yarn's from other defaults than transformers. A patch corrects both in
+the parameters that LMDeploy passes to ``rotary.py``.
 """
 
 import math
@@ -57,8 +57,9 @@ def _original(config: Any, stored: Mapping[str, Any]) -> int:
 def check(config: Any) -> None:
     """Raise UnsupportedFeatureError for rope parameters that would give other tokens than transformers.
 
-    config: the text model's configuration. Gemma 3's has one set of parameters for each layer type. If the set of
-    "full_attention" has no factor, this sets it to 1, because LMDeploy's model reads it.
+    config: the text model's configuration. Gemma 3's configuration has one set of parameters for each layer type.
+    LMDeploy's Gemma 3 reads ``factor`` in the set of "full_attention". If that set has no factor, this function sets it
+    to 1.
     """
     stored = parameters(config)
     nested = {name: stored[name] for name in _LAYER_TYPES if isinstance(stored.get(name), Mapping)}
@@ -82,7 +83,11 @@ def check(config: Any) -> None:
 
 
 def yarn_scale(spec: Any) -> float:
-    """Return yarn's factor of cos and sin: the checkpoint's value, or else 0.1 ln(factor) + 1 or a variant of it."""
+    """Return yarn's factor of cos and sin: the checkpoint's ``attention_factor``, or else 0.1 ln(factor) + 1.
+
+    If the checkpoint has ``mscale`` and ``mscale_all_dim``, each weights the logarithm of one such term, and the ratio
+    of the two terms is returned.
+    """
     params = spec.yarn_params
     if params.attention_factor is not None:
         return params.attention_factor

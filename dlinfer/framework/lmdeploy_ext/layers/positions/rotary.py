@@ -1,8 +1,9 @@
 """Rotary tables with transformers' frequencies, for every rope type that LMDeploy and transformers have.
 
-LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's original length, and has no longrope. It
-chooses the frequencies of a whole batch by the longest sequence. Here each token has its own frequencies. Dynamic and
-longrope tables read a token's governing length from the second row of ``position_ids`` (``rope_lengths.py``).
+LMDeploy's own dlinfer builder takes ``max_position_embeddings`` for Llama 3's original length, and has no longrope. For
+dynamic scaling it chooses the frequencies of a whole batch by the longest sequence. Here each token has its own
+frequencies. Dynamic and longrope tables read a token's governing length from the second row of ``position_ids``
+(``rope_lengths.py``).
 
 Formulas are those of ``transformers.modeling_rope_utils``, in float32 as there.
 """
@@ -70,8 +71,8 @@ def _exponents(dim: int) -> Tensor:
 class RotaryTables(nn.Module):
     """Tables of cos and sin for frequencies that never change.
 
-    inv_freq: float32 [dim / 2], radians per position. scale: factor of cos and sin. LMDeploy's mrope wrapper reads
-    the attributes, so their names are fixed.
+    inv_freq: float32 [dim / 2], radians per position. scale: factor of cos and sin. LMDeploy's mrope wrapper reads the
+    attributes of this class, so their names are fixed.
     """
 
     inv_freq: Tensor
@@ -111,7 +112,7 @@ class TablesByLength(nn.Module):
 class DynamicTables(TablesByLength):
     """Dynamic NTK scaling: beyond the trained length the base grows with a token's governing length.
 
-    LMDeploy's mrope wrapper takes the frequencies for variable if an object has ``_ntk_inv_freq``.
+    LMDeploy's mrope wrapper looks for the method ``_ntk_inv_freq``: an object with it has frequencies that change.
     """
 
     inv_freq: Tensor
@@ -137,8 +138,8 @@ class DynamicTables(TablesByLength):
 class LongRopeTables(TablesByLength):
     """LongRoPE (arXiv:2402.13753): short factors up to the original length, long factors beyond it.
 
-    short_factor, long_factor: the frequencies that result from these factors, float32 [dim / 2]. scales: the factors of
-    cos and sin, as a pair (short, long).
+    short_factor, long_factor: float32 [dim / 2], the frequencies after division by the short and by the long factors.
+    scales: the factors of cos and sin, as a pair (short, long).
     """
 
     short_factor: Tensor

@@ -1,7 +1,8 @@
 """Sliding windows as in transformers: with a window of w a query sees w keys, including its own.
 
-LMDeploy's models pass w as an int, and its CUDA kernels take it for w keys before the query's. Some models pass it to
-all layers, though in transformers only some layers have a window (``layer_types``). Mixtral's passes none.
+LMDeploy's models pass w as an int. LMDeploy's CUDA kernels take w for the number of keys before the query's own, which
+is one key more. Some of LMDeploy's models pass w to all layers, though in transformers only some layers have a window
+(``layer_types``). LMDeploy's Mixtral passes no window.
 """
 
 from typing import Any
@@ -25,9 +26,10 @@ def as_pair(sliding_window: Any) -> tuple[int, int] | None:
 
 
 def of_layers(config: Any) -> list[int | None] | None:
-    """Return each layer's window in keys, None for a layer without one. Return None if LMDeploy's windows are right.
+    """Return a list of each layer's window in keys, with None for a layer without a window.
 
-    config: the text model's. Raises UnsupportedFeatureError for other layer types, such as Llama 4's chunked attention.
+    If LMDeploy gives all layers the right windows, return None instead of the list. config: the text model's. Raises
+    UnsupportedFeatureError for other layer types, such as Llama 4's chunked attention.
     """
     window = getattr(config, "sliding_window", None) or None
     if getattr(config, "model_type", "") in _ALL_LAYERS:
@@ -53,8 +55,8 @@ def check(model_config: Any) -> None:
 def apply(model: nn.Module, config: Any) -> None:
     """Give each attention layer of an LMDeploy model the window that transformers gives it.
 
-    config: the text model's. A layer's index is the number in its name. If the enclosing module has a
-    ``sliding_window`` (-1 for none), it is set too, because Gemma 3's module chooses its frequencies by it.
+    config: the text model's. A layer's index is the number in its name. An attribute ``sliding_window`` of the module
+    around the layer is set too (-1 for no window), because Gemma 3's module chooses its frequencies by that attribute.
     """
     layers = of_layers(config)
     if layers is None:

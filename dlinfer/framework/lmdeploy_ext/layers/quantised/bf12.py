@@ -17,7 +17,7 @@ from dlinfer.ops.quantised import bf12
 
 
 class LinearBF12(LinearImpl):
-    """x @ weight.T + bias, with bitwise the same result as an unpacked weight gives."""
+    """x @ weight.T + bias for a packed weight. The result is bitwise equal to that of the unpacked weight."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.out_features, self.in_features = out_features, in_features
@@ -42,7 +42,10 @@ class LinearBF12(LinearImpl):
 
 
 class ExpertsBF12(FusedMoEImpl):
-    """Gated experts with silu, bitwise equal to those with unpacked weights. settings: the op's keyword arguments."""
+    """Gated experts with silu and packed weights. The result is bitwise equal to that of the unpacked weights.
+
+    settings: the op's keyword arguments.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings

@@ -1,8 +1,9 @@
 """Pack a bfloat16 model as BF12 while LMDeploy loads it, for DLINFER_CPU_WEIGHTS=bf12.
 
-LMDeploy's layers stay in place during the load, so that any model class loads as usual. For each weight we count the
-elements that LMDeploy copies into it, and pack it once it is complete. A weight that is never complete stays unpacked.
-A parameter takes no memory until it is written, so only a few unpacked weights are in memory at any time.
+LMDeploy's layers stay in place during the load, so that any model class loads as usual. A ``Weight`` counts the
+elements that LMDeploy copies into a parameter, and packs the parameter once it is complete. A parameter that never
+becomes complete stays unpacked. A parameter takes no memory until it is written, so only a few unpacked weights are in
+memory at any time.
 """
 
 import logging
@@ -87,8 +88,8 @@ class Weight:
     def _take(self, parameter: nn.Parameter, loaded: Tensor, *part: Any, **named: Any) -> None:
         """Load a tensor with the layer's own loader, and pack the weight if it is complete. LMDeploy calls this.
 
-        part, named: name the part of a joined weight that ``loaded`` is. A part that is loaded again replaces its
-        values.
+        part, named: further arguments of the loader. They say which part of a joined weight ``loaded`` is, such as q of
+        qkv. If a part is loaded again, its new values replace the old ones.
         """
         self.unpack()  # for a checkpoint that has a weight twice
         self._load(parameter, loaded, *part, **named)
@@ -209,7 +210,8 @@ def _pack(weight: Tensor) -> Tensor:
 def _layers(model: nn.Module) -> list[nn.Module]:
     """Return the linear layers to pack: LMDeploy's unquantised ones, which keep no other data derived from the weight.
 
-    The output projection is left out, because LMDeploy reads its weight's dtype. So are weights that layers share.
+    The output projection is left out, because LMDeploy reads the dtype of its weight. Layers that share a weight are
+    left out too.
     """
     users = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     heads = {
@@ -259,7 +261,7 @@ def _is_packable(weight: Any, rank: int = 2) -> bool:
 def _table_owner(model: nn.Module, tied: bool) -> nn.Module | None:
     """Return the layer that owns the output projection's weight; None if the projection is not to be packed.
 
-    Only model classes in ``table.CLASSES`` are packed: they use the weight for nothing else.
+    It is packed only in the model classes ``table.CLASSES``, because they use its weight for nothing else.
     """
     head: Any = getattr(model, "lm_head", None)
     is_plain = type(head) in _LINEAR and head.tp == 1 and table.why_kept(model) is None

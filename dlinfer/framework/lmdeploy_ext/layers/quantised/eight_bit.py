@@ -24,7 +24,10 @@ _W8A8 = (torch.int8, torch.float8_e4m3fn)
 
 
 class _EightBit(FromSpec):
-    """Base of 8-bit layers. Raises UnsupportedFeatureError for features without an op. served: dtypes of weights."""
+    """Base of 8-bit layers. served: the dtypes that weights may have.
+
+    Raises UnsupportedFeatureError for other dtypes, expert parallelism and unusual activations: no op serves them.
+    """
 
     served: ClassVar[tuple[torch.dtype, ...]] = (torch.float8_e4m3fn,)
 
@@ -81,9 +84,10 @@ class LinearW8A8(_EightBit, LinearW8A8Impl):
 
 
 def _of_all_ranks(x: Tensor, dtype: torch.dtype, group: Any) -> tuple[Tensor, Tensor]:
-    """Quantise a rank's part of each token with the scale of the whole token, as one rank does.
+    """Quantise this rank's part of each token with the scale of the whole token, as without tensor parallelism.
 
-    x: [..., a rank's part of hidden]. The largest value of the whole token is one more column meanwhile.
+    x: [..., this rank's part of hidden]. The ranks exchange the largest absolute value of each token. ``dynamic_quant``
+    gets it as one more column, which is cut off again.
     """
     place, count = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     largest = x.new_zeros(*x.shape[:-1], count)

@@ -24,7 +24,7 @@ class Table(nn.Module):
 
 
 def why_kept(model: nn.Module) -> str | None:
-    """Return why the output projection of an LMDeploy model cannot be packed; None if it can."""
+    """Return a reason not to pack the output projection of an LMDeploy model; None if it can be packed."""
     head: Any = getattr(model, "lm_head", None)
     if type(model).__name__ not in CLASSES or head is None:
         return f"the model is of class {type(model).__name__}"

@@ -142,10 +142,10 @@ def _inputs(
 
 
 def _with_indexers(model: Any, layers: Sequence[Any], view: Any) -> Sequence[Any]:
-    """Return the caches of each layer. The indexer's cache replaces the cache of values, which is empty.
+    """Return the caches of each layer, with the indexer's cache in place of the cache of values, which is empty.
 
-    view: LMDeploy's view of the caches, with the same lifetime. The returned list is stored in it and returned by later
-    calls, since graphs recognise bound caches by the list's identity.
+    view: LMDeploy's view of the caches, which lives as long as the caches. The returned list is stored in ``view``, and
+    later calls return the same list. Graphs recognise bound caches by the identity of this list.
     """
     if getattr(view, "dlinfer_layers", None) is None:
         indexers = [layer.self_attn.indexer for layer in model.model.layers]
@@ -162,7 +162,10 @@ def _row(view: Any, indexer: Any) -> Tensor:
 
 
 def _attention_forward(original: Original, self: Any, **kwargs: Any) -> Tensor:
-    """Run a layer's attention, and give its indexer the cache during the call. kwargs: all arguments, by name."""
+    """Run a layer's attention, with its cache of keys for the indexer as an attribute of the indexer.
+
+    kwargs: all arguments, by name.
+    """
     if self.indexer is None:
         return original(self, **kwargs)
     self.indexer.indexer_topk.dlinfer_cache = kwargs["past_key_value"][1]
