@@ -137,11 +137,11 @@ class Vendor:
     name: unique among installed vendors; what users write in ``vendor.use()``.
     device_type: torch's type of the device that its kernels serve ("cpu", "npu", ...), or "any".
     summary: one line for people.
-    probe: returns whether it can run here, and why not.
+    probe: returns whether the vendor can run here, and why not.
     load_kernels: returns a mapping from op names to kernels; called once, at activation. A kernel may combine several
-        by ``in_order``. None for a vendor with graph engines only. Ops outside its graphs then run on the host's
-        kernels if these can reach its tensors, else on the reference under the fallback policy
-        (``discovery.kernels_of``).
+        implementations by ``in_order``. None for a vendor with graph engines only. Ops outside its graphs then run on
+        the kernels of a CPU vendor if its tensors are in host memory. Otherwise they run on the reference, under the
+        fallback policy (``discovery.kernels_of``).
     load_device: returns the ``Device`` that serving frameworks need; called once, and may initialise the device. None
         if another vendor provides it for the same device type.
     framework_device: the frameworks' name of the device, as in LMDeploy's ``device_type``; default: the vendor's name.
@@ -155,8 +155,8 @@ class Vendor:
     is_reference: its kernels are the ops' own bodies, so running them does not count as a fallback.
     claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None: every op that has a
         kernel counts as claimed in part.
-    proofs: returns how far each kernel was tested, without loading an SDK. None: the table of ops by vendor leaves the
-        vendor out.
+    proofs: returns how far each kernel was tested, without loading an SDK. None: the vendor is left out of the table of
+        ops by vendor.
     interface: the ``INTERFACE`` that the vendor was written for; a number other than dlinfer's is refused. 0: unknown,
         and accepted.
     """

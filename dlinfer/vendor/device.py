@@ -116,7 +116,10 @@ class Device(ABC):
         """Return free and total memory. Called while an engine starts and before each capture."""
 
     def description(self) -> str:
-        """Return what this process has of the device, such as cores and threads, for the log; empty if unknown."""
+        """Return a text for the log: the part of the device that this process has, such as cores and threads.
+
+        The text is empty if this is unknown.
+        """
         return ""
 
     def take(self, index: int) -> None:  # noqa: B027 - there is nothing to do where there is one

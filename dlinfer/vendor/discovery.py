@@ -140,9 +140,10 @@ def probe(vendor: Vendor) -> Probe:
 def use(name: str, device_type: str | None = None) -> Vendor:
     """Make a vendor the active one of a device type, for every later op call in the process.
 
-    device_type: for a vendor that serves any device; the default is "cpu" for it. Raises VendorUnavailableError if the
-    vendor's probe says no, or if it does not serve ``device_type``. Raises VendorLoadError if its kernels cannot be
-    loaded. After an error the previous vendor stays active.
+    device_type: by default the vendor's own device type, or "cpu" for a vendor that serves any device. Raises the
+    errors of ``get``. Raises VendorUnavailableError if the vendor's probe says no, or if it does not serve
+    ``device_type``. Raises VendorLoadError if its kernels cannot be loaded. After an error the previous vendor stays
+    active.
     """
     global _active, kv_orders
     vendor = get(name)
@@ -209,9 +210,9 @@ def default(device_type: str) -> Vendor | None:
     """Return the vendor that the first op call on a device would activate; activate nothing.
 
     The vendor named by ``DLINFER_VENDOR`` wins if it serves the device. Otherwise the available vendor of highest
-    priority wins, and among equals the first by name. If some of them provide ``DLINFER_ENGINE``, only these are
-    considered, as an engine may need its own vendor's KV-cache layout. Raises the errors of ``get`` if DLINFER_VENDOR
-    cannot be loaded.
+    priority wins, and among equals the first by name. If available vendors provide the engine in ``DLINFER_ENGINE``,
+    only these vendors are considered, as an engine may need its own vendor's KV-cache layout. Raises the errors of
+    ``get`` if DLINFER_VENDOR cannot be loaded.
     """
     name = settings.current().vendor
     if name and get(name).serves(device_type):

@@ -46,7 +46,7 @@ class _Task:
 
 
 class CapturedLengths:
-    """Passes the sequences' lengths to the kernels in one graph (``dlinfer.vendor.device.HostNumbers``)."""
+    """Passes the sequences' lengths to the kernels in one captured graph (``vendor.device.HostNumbers``)."""
 
     def __init__(self) -> None:
         self._npu = sdk.cards()
@@ -58,7 +58,7 @@ class CapturedLengths:
 
     @contextmanager
     def recording(self, kv_seqlens: Sequence[int]) -> Iterator[None]:
-        """Record calls of kernels as tasks, while a graph is captured on the current stream."""
+        """Return a context for a capture on the current stream. In it, kernels' calls with lengths become tasks."""
         self._lengths = _served(kv_seqlens)
         token = _recording.set(self)
         try:
@@ -67,7 +67,7 @@ class CapturedLengths:
             _recording.reset(token)
 
     def update(self, kv_seqlens: Sequence[int]) -> None:
-        """Pass the lengths to the tasks of the replay that was put on the current stream last."""
+        """Pass a step's lengths to the replay that was put on the current stream last. The replay waits for them."""
         if not self._tasks:
             return
         npu, lengths, replaying = self._npu, _served(kv_seqlens), self._npu.current_stream()
@@ -115,9 +115,9 @@ class CapturedLengths:
     def slots(self, slots: Tensor) -> Tensor:
         """Replace the negative slots of padding rows by slots that no other row writes.
 
-        The vendor has no number for "no slot", so each padding row must write into some slot. ``fill_kv_cache`` lets it
-        write the contents that the slot has already. The cache must have two slots for each row, or free ones could be
-        too few.
+        The vendor has no number for "no slot", so each padding row must write into some slot. ``fill_kv_cache`` makes
+        it write the contents that the slot already has. The cache must have at least two slots for each row, so that
+        enough slots are free.
         """
         return self.once(("slots", slots.data_ptr()), lambda: _distinct(slots))
 
@@ -126,10 +126,7 @@ class CapturedLengths:
 
 
 def _served(kv_seqlens: Sequence[int]) -> list[int]:
-    """Return the lengths for the vendor's attention: 1 for a padding row, because the vendor documents no length of 0.
-
-    The caller drops the results of padding rows.
-    """
+    """Return the lengths for the vendor's attention: 1 in place of 0 for a padding row. The caller drops its result."""
     return [max(length, 1) for length in kv_seqlens]
 
 

@@ -1,4 +1,4 @@
-"""Differences between generations of cards, by the documents in torch_npu 2.13.0 (``_op_plugin_docs.py``)."""
+"""Differences between generations of cards, according to the documents in torch_npu 2.13.0 (``_op_plugin_docs.py``)."""
 
 from dataclasses import dataclass, replace
 from functools import cache

@@ -43,7 +43,7 @@ def not_installed() -> Probe:
 
 
 def other_version() -> Probe | None:
-    """Return a failed probe if the releases of torch_npu and torch differ; None if not, or without torch_npu."""
+    """Return a failed probe if torch_npu is installed in another release than torch; else None."""
     there, here = torch_npu_version(), torch.__version__.split("+")[0]
     if not there or there.split("+")[0].split(".post")[0] == here:
         return None
@@ -94,7 +94,7 @@ def no_cards() -> Probe:
 
 
 def _source(folder: str, package: str) -> str:
-    """Return advice: the command that sets the environment of one of CANN's packages, or how to install the package."""
+    """Return advice for a package of CANN: source its set_env.sh if that file exists, or else install the package."""
     script = INSTALLED / folder / "set_env.sh"
     if script.is_file():
         return f"source {script}"

@@ -1,6 +1,6 @@
 """The vendor's torch_npu: load its ops, and find out whether it and a card can be used here.
 
-Kernels call ``torch.ops.npu`` and never torch_npu itself, so a simulation can register the vendor's ops instead.
+Kernels call the ops through ``torch.ops``, so a simulation that registers the same ops can replace torch_npu.
 """
 
 import importlib

@@ -9,7 +9,7 @@ from dlinfer.vendor.maca import refusing, sdk
 from dlinfer.vendor.maca.kept import LastAnswer
 
 _seen: set[bool] = set()
-"""Results of all earlier checks in this process. A capture cannot read cos and sin, so these results decide then."""
+"""Results of all checks so far. A capture cannot read cos and sin, so then these earlier results decide."""
 
 
 def _agree(cos: Tensor, sin: Tensor) -> bool:

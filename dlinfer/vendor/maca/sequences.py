@@ -8,7 +8,7 @@ from torch import Tensor
 
 @lru_cache(maxsize=128)
 def on_card(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return numbers as an int32 tensor on the card. It is cached for all layers of a step, so do not write it."""
+    """Return numbers as an int32 tensor on the card. All layers of a step share the tensor: do not write into it."""
     return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
@@ -28,7 +28,10 @@ def of_sequences(kv_seqlens: Tensor, device: torch.device) -> Tensor:
 
 
 def counts(ends: Tensor) -> list[int]:
-    """Return how many tokens each sequence has. Waits for the card if ``ends`` is there; LMDeploy's is on the host."""
+    """Return how many tokens each sequence has. ends: [sequences], where each sequence's tokens end.
+
+    LMDeploy passes ``ends`` in host memory. If it is on the card, this waits for the card.
+    """
     numbers = ends.tolist()
     return [end - start for start, end in zip([0, *numbers[:-1]], numbers, strict=True)]
 

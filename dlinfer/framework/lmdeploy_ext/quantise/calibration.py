@@ -81,10 +81,11 @@ def check(form: Format, calibration: Calibration, source: Path) -> None:
 def calibrated(
     source: Source, form: Format, calibration: Calibration, beside: Path, tell: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[str], dict[str, Tensor]], Perplexity]]:
-    """Run auto-round, and yield a pair: a function that maps a weight's name to its calibrated tensors; perplexities.
+    """Run auto-round. Yield a function that maps a weight's name to its calibrated tensors, and the perplexities.
 
     The function reads temporary files in the folder ``beside``. The end of the context deletes these files. tell:
-    called with lines of progress. Raises CalibrationError, and ModelFolderError if the tokenizer does not load.
+    called with lines of progress. Raises CalibrationError if auto-round fails or its text is unusable. Raises
+    ModelFolderError if the tokenizer does not load.
     """
     from safetensors import safe_open
 

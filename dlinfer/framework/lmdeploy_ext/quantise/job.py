@@ -17,7 +17,10 @@ _SECONDS = 7 * 24 * 3600.0
 
 
 class JobError(Exception):
-    """A job's process failed. The text quotes the last line that it printed. is_killed: whether SIGKILL ended it."""
+    """A job's process failed. The message quotes the last line that the process printed.
+
+    is_killed: whether SIGKILL ended the process.
+    """
 
     def __init__(self, failed: process.ProcessFailedError) -> None:
         super().__init__(f"{failed}: {failed.lines[-1] if failed.lines else 'it printed nothing'}")

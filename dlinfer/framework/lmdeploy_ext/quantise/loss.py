@@ -1,6 +1,6 @@
 """Measures the loss from packing weights: compares the logits of a packed model with those of the stored model.
 
-LMDeploy serves both, and DLINFER_CPU_WEIGHTS packs the layers as in any engine. Each variant runs in a separate
+LMDeploy serves both models. DLINFER_CPU_WEIGHTS packs the layers, as in any engine. Each model runs in a separate
 process, since settings hold for a whole process. The processes run one after the other.
 """
 
@@ -30,10 +30,13 @@ _HEADS = ("kept", "int8")
 class Way:
     """A packed model, compared with the model as it is stored.
 
-    head: the value of DLINFER_CPU_HEAD. perplexity: exp of the mean loss of a token. logit_error: the norm of the
-    logits' differences, divided by the norm of the stored model's logits. For both norms each row's mean is subtracted.
-    worst_logit: the largest difference of a logit. divergence: the mean Kullback-Leibler divergence of the next-token
-    distributions, in nats. same_token: the share of rows with the same most likely token.
+    head: the value of DLINFER_CPU_HEAD.
+    perplexity: exp of the mean loss of a token.
+    logit_error: the norm of the logits' differences, divided by the norm of the stored model's logits. For both norms
+        each row's mean is subtracted.
+    worst_logit: the largest difference of a logit.
+    divergence: the mean Kullback-Leibler divergence of the next-token distributions, in nats.
+    same_token: the share of rows with the same most likely token.
     """
 
     head: str

@@ -56,7 +56,7 @@ class Sums:
         self.error, self.norm, self.divergence = 0.0, 0.0, 0.0
 
     def add(self, want: Tensor, got: Tensor) -> None:
-        """Add the differences of two models' logits, float32 [tokens, vocabulary]. want: the reference."""
+        """Add the differences between two models' logits, float32 [tokens, vocabulary]. want: the stored model's."""
         for rows in zip(want, got, strict=True):  # a row at a time: vocabularies are large
             row, other = (each.double() for each in rows)
             centred, apart = row - row.mean(), other - row

@@ -19,8 +19,8 @@ def read_text(path: Path, folder: Path, error: type[DlinferError]) -> str:
 def tokens_of(folder: Path, text: str) -> tuple[list[int], list[int]]:
     """Return two lists: the BOS token (empty if the tokenizer adds none), and the tokens of ``text``.
 
-    The second has no special tokens. folder: the model folder; code in it does not run. Raises ModelFolderError if the
-    tokenizer cannot be loaded.
+    The tokens of ``text`` include no special tokens. folder: the model folder; code in this folder does not run. Raises
+    ModelFolderError if the tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 

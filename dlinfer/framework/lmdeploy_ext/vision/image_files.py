@@ -1,7 +1,7 @@
 """Read image files: apply the orientation in their EXIF data, and refuse damaged files.
 
-LMDeploy 0.18 shows the missing rest of a truncated file as grey. It ignores the orientation, though transformers and
-vLLM apply it.
+LMDeploy 0.18 shows the missing rest of a truncated file as grey. LMDeploy also ignores the orientation, though
+transformers and vLLM apply it.
 """
 
 from io import BytesIO

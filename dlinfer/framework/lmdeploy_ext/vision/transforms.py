@@ -1,7 +1,7 @@
 """The transforms of torchvision that LMDeploy's preprocessing imports, implemented with pillow and torch.
 
-Only a copy of a function that ``with_transforms`` makes gets them: its ``import torchvision`` returns the modules
-below.
+``with_transforms`` returns a copy of a function. In the copy, ``import torchvision`` imports the modules below.
+Everywhere else the import is unchanged.
 """
 
 import builtins
@@ -64,7 +64,7 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 
 
 def with_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function. In the copy ``import torchvision`` imports the transforms above."""
+    """Return a copy of a function. In the copy, ``import torchvision`` imports the transforms above."""
     assert isinstance(function, FunctionType)
     names = function.__globals__ | {"__builtins__": vars(builtins) | {"__import__": _import}}
     copy = FunctionType(

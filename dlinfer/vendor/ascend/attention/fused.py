@@ -1,8 +1,8 @@
-"""The vendor's fused attention within its documented limits: one call a sequence for prompts, one call for decoding.
+"""The vendor's fused attention, within its documented limits.
 
-Layout TND takes several sequences at once. The documents allow it only for bfloat16 without pages and head size 192
-(128 in the second version of the op). So prompts take one call of layout BSND for each sequence, and decoding one call
-for all sequences.
+Prompts take one call for each sequence, and a decode step takes one call for all sequences, both in layout BSND. Layout
+TND could take several prompts in one call. But the documents allow TND only for bfloat16 without pages and a head size
+of 192 (128 in the second version of the op).
 """
 
 from functools import cache
@@ -78,7 +78,7 @@ def aligned(size: int) -> int:
 
 
 def widened(x: Tensor, size: int) -> Tensor:
-    """Pad the last dimension of x with zeros up to ``size``, contiguous. The zeros do not change attention scores."""
+    """Return x with zeros appended to the last dimension up to ``size``, contiguous. They do not change the scores."""
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x.contiguous()
 
 
@@ -136,7 +136,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, num_kv_heads: int, scale: float, **s
 
 
 def told(lengths: list[int]) -> dict[str, Any]:
-    """Return the op's argument for the number of keys of each sequence in pages."""
+    """Return the op's argument for the number of keys of each sequence, when the keys are in pages."""
     return {"actual_seq_lengths_kv": lengths}
 
 
@@ -150,7 +150,10 @@ def attend_captured(
     scale: float,
     **seen: Any,
 ) -> Tensor:
-    """Capture a call of ``attend`` over pages, as a task that each replay updates with its lengths (``captured``)."""
+    """Capture a call of ``attend`` over pages as a task of the graph, and return its result.
+
+    Each replay calls ``numbers`` with its own lengths, and updates the task (``captured``).
+    """
     shared: dict[str, Any] = {
         "num_heads": q.shape[2],
         "num_key_value_heads": num_kv_heads,

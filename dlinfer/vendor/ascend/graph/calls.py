@@ -11,7 +11,7 @@ from dlinfer.graph.functional.functional_ops import functional_op
 from dlinfer.ops.attention.kv_cache import check_slots
 
 Check = Callable[[Sequence[Any]], None]
-"""Takes the inputs of a function. Raises OpArgumentError for a slot beyond the cache, RefusedError for other faults."""
+"""Takes the inputs of a region. Raises OpArgumentError for a slot beyond the cache, RefusedError for other values."""
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = {

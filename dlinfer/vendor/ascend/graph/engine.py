@@ -60,7 +60,8 @@ class AscendEngine(ValueEngine[AscendOptions]):
     def _fault(self, node: fx.Node) -> str | None:
         """Return torchair's error for a graph of this node alone; None if torchair converts it.
 
-        A node that writes is replaced by its functional twin; if it has no twin, the reason for that is returned.
+        A node that writes into arguments is replaced by its functional twin. If it has no twin, return the reason for
+        that.
         """
         op, args, kwargs = node.target, node.args, dict(node.kwargs)
         if written_arguments(node):

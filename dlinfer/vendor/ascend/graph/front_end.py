@@ -80,6 +80,6 @@ def _slice(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> t
 
 
 def _drop_unread(graph_module: fx.GraphModule) -> None:
-    """Remove unread nodes, such as the memory that attention would write into."""
+    """Remove nodes whose results nothing reads, such as attention's output tensor: its lowering returns a new one."""
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()

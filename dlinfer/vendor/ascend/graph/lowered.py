@@ -43,9 +43,10 @@ class AscendLowered(Lowered):
 
 
 def _writing(function: Function) -> Callable[..., Any]:
-    """Return a callable that undoes the functionalization: it copies new contents into the inputs that they belong to.
+    """Return a callable that copies the new contents of written inputs into these inputs.
 
-    It returns only the outputs that are not the new contents of an input.
+    It undoes the functionalization, because torchair finds out itself which memory to write. It returns only the other
+    outputs.
     """
 
     def run(*inputs: Any) -> tuple[Tensor, ...]:
@@ -59,5 +60,5 @@ def _writing(function: Function) -> Callable[..., Any]:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error's first line, cut for a report."""
+    """Return an error's class and the first line of its message, cut to 300 characters."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]

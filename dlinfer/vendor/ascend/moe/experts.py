@@ -74,8 +74,9 @@ def fused_moe(
 def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = None) -> tuple[Tensor, ...]:
     """Copy each token's row of x once for each of its chosen experts, and sort the copies by expert.
 
-    scale: [tokens], the scales of a quantised x. Returns four tensors: the sorted rows; the place of the row of each
-    token and choice; the number of rows of each expert; the scales of the sorted rows.
+    scale: [tokens], the scales of a quantised x. Returns four tensors: the sorted rows, the place of each choice's row
+    among them, the number of each expert's rows, and the scales of the sorted rows. A choice is a pair of a token and
+    an expert.
     """
     rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,
@@ -111,7 +112,7 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """Return for each token the weighted sum of its rows. places: the place of the row of each token and choice."""
+    """Return for each token the weighted sum of its rows. places: from ``_routed``, the place of each choice's row."""
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -9,7 +9,7 @@ from dlinfer.vendor.camb import layouts, refusing
 
 
 def refuses(call: Any) -> str | None:
-    """Return a reason why neither attention op takes a call; None if both take it."""
+    """Return a reason to refuse a call that holds for both attention ops; None if there is none."""
     if call.logit_softcapping > 0:
         return "torch_mlu_ops does not support logit_softcapping"
     if call.alibi_slopes is not None:

@@ -19,7 +19,7 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 
 def _refuse_part(name: str) -> NoReturn:
-    """Raise UnsupportedFeatureError in an abstract method of LMDeploy's class that nothing calls here."""
+    """Raise UnsupportedFeatureError from a method that LMDeploy's base class demands, but that nothing calls here."""
     raise refuse(f"a separate call of {name}", "call the forward of the layer")
 
 

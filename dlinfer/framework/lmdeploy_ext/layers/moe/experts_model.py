@@ -35,7 +35,7 @@ def check(config: Any) -> None:
 def _load_gpt_oss_experts(
     original: Original, self: Any, name: str, loaded_weight: Tensor, params_dict: dict[str, Any]
 ) -> None:
-    """Load one tensor of a checkpoint. It holds all experts: weights [experts, in, out] or biases [experts, out].
+    """Load one tensor of a checkpoint: weights [experts, in, out] or biases [experts, out] of all experts.
 
     In gate_up, columns of gate and of up alternate. Tensors of MXFP4 (blocks, scales) go to our layer unchanged.
     """

@@ -26,7 +26,7 @@ WHOLE_HEADS = (
 """Model types that rotate whole heads with rope type "default". transformers ignores their partial_rotary_factor."""
 
 _LAYER_TYPES = {"full_attention": ("default", "linear"), "sliding_attention": ("default",)}
-"""Layer type -> rope types that LMDeploy's Gemma 3 supports. Its configuration has parameters for each layer type."""
+"""Layer type -> the rope types that LMDeploy's Gemma 3 supports. Gemma 3 has rope parameters for each layer type."""
 
 
 def parameters(config: Any) -> Mapping[str, Any]:

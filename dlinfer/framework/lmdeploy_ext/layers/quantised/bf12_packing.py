@@ -49,7 +49,10 @@ class Weight:
     module: Any
 
     def __init__(self, module: nn.Module, pack: Callable[[Tensor], Tensor], parts: int | None = None) -> None:
-        """parts: how many tensors the weight is made of, if this rank copies only a part of each; else None."""
+        """Take a layer whose weight is about to be loaded. pack: returns a packed weight, uint8 [bytes].
+
+        parts: the number of tensors that the weight is made of, if this rank copies only a part of each; else None.
+        """
         self.module, self._pack, self._parts = module, pack, parts
         parameter = self.parameter
         self._shape = parameter.shape
@@ -66,7 +69,7 @@ class Weight:
 
     @property
     def parameter(self) -> Any:
-        """The module's own parameter. Most of LMDeploy's parameters have a ``weight_loader``."""
+        """The weight's parameter in ``module``."""
         return self.module.weight
 
     @property

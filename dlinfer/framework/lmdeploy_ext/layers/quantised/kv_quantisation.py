@@ -21,7 +21,7 @@ def is_served(quant_policy: int) -> bool:
 
 
 def check_engine_config(config: Any) -> None:
-    """Raise UnsupportedFeatureError for a quant_policy that has no ops, or no kernels for the device."""
+    """Raise UnsupportedFeatureError for a quant_policy that our ops do not support or the device has no kernels for."""
     from lmdeploy.messages import QuantPolicy
 
     policy, device = config.quant_policy, config.device_type

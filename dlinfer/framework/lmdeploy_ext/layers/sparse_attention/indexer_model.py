@@ -162,7 +162,7 @@ def _row(view: Any, indexer: Any) -> Tensor:
 
 
 def _attention_forward(original: Original, self: Any, **kwargs: Any) -> Tensor:
-    """Run a layer's attention, with its cache of keys for the indexer as an attribute of the indexer.
+    """Run a layer's attention. During the call, its indexer has the indexer's cache as an attribute.
 
     kwargs: all arguments, by name.
     """

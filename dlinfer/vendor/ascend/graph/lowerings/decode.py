@@ -61,7 +61,7 @@ def paged_decode_attention(
 def pages(cache: Tensor) -> Tensor:
     """View a cache [blocks, block_size, heads, size] in layout BSND.
 
-    The view passes -1 as the number of blocks. If the graph read that number, torchair would copy the cache before each
-    write.
+    The view is made with -1 for the number of blocks. If the graph read the number from the cache, torchair would copy
+    the cache before each write.
     """
     return cache.reshape(-1, cache.shape[1], cache.shape[2] * cache.shape[3])

@@ -27,7 +27,7 @@ def fused_moe(
 ) -> Tensor:
     """Lower to ``MoeInitRoutingV3``, ``GroupedMatmul``, ``SwiGlu``, ``GroupedMatmul``, and a gather of rows.
 
-    The kernel sums rows with npu_moe_token_unpermute, but torchair has no converter for it.
+    The gather replaces npu_moe_token_unpermute of the eager kernel, because torchair has no converter for that op.
     """
     experts = gate_up_weights.shape[0]
     rows, places, counts, _ = torch.ops.npu.npu_moe_init_routing_v2(

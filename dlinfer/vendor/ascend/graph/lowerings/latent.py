@@ -14,7 +14,7 @@ from dlinfer.vendor.ascend.attention import latent
 
 
 def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Return whether caches [blocks, block_size, heads, size] have the sizes of a latent cache."""
+    """Return whether two caches [blocks, slots, heads, size] have the head count and sizes of a latent cache."""
     return latent.fits(k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
 
 
