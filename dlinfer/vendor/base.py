@@ -1,7 +1,7 @@
 """The class Vendor: a provider of kernels and engines for one kind of device.
 
-Creating a vendor is cheap; its SDK and kernels are loaded on first use. This file imports neither ops nor graphs, so
-ops can ask for the active vendor without an import cycle.
+Creating a Vendor object is cheap; the vendor's SDK and kernels are loaded on first use. This file imports neither ops
+nor graphs, so ops can ask for the active vendor without an import cycle.
 """
 
 import functools

@@ -65,12 +65,16 @@ _listeners: list[Callable[[str, Vendor], None]] = []
 
 
 def names() -> list[str]:
-    """Return the names of all installed vendors, available or not. Loads none."""
+    """Return the names of all installed vendors, available or not. This loads no vendor."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def get(name: str) -> Vendor:
-    """Return the vendor of that name. Raises UnknownVendorError, VendorLoadError, VendorClashError."""
+    """Return the vendor ``name``, loaded at the first call.
+
+    Raises UnknownVendorError if no installed package has it. Raises VendorClashError if two packages have it. Raises
+    VendorLoadError if it cannot be loaded.
+    """
     with _lock:
         if name not in _loaded:
             entry = _entry(name)
@@ -299,7 +303,7 @@ def device(device_type: str) -> Device:
 
 
 def device_of(vendor: Vendor) -> Device:
-    """Return the ``Device`` of a vendor that has ``load_device``. Raises VendorLoadError."""
+    """Return the ``Device`` of a vendor that has ``load_device``. Raises VendorLoadError if that function fails."""
     assert vendor.load_device is not None, f"vendor {vendor.name!r} has no load_device"
     with _lock:
         if vendor.name not in _devices or _devices[vendor.name][0] is not vendor:

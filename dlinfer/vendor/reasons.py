@@ -30,13 +30,13 @@ def first(reasons: Iterable[str | None]) -> str | None:
 
 
 def dtype(actual: torch.dtype, served: Iterable[torch.dtype]) -> str | None:
-    """Return the reason to refuse a dtype that is not served; None if it is served."""
+    """Return a reason to refuse a dtype that is not in ``served``; else None."""
     served = tuple(served)
     return None if actual in served else f"{', '.join(map(_name, served))} are supported, not {_name(actual)}"
 
 
 def eight_bits(actual: torch.dtype) -> str | None:
-    """Return the reason to refuse an 8-bit dtype other than int8; None for int8."""
+    """Return a reason to refuse an 8-bit dtype other than int8; None for int8."""
     return None if actual is torch.int8 else f"torch.int8 is supported, not {actual}"
 
 

@@ -1,7 +1,7 @@
 """Caches of results that kernels computed from tensors: the answer of a check, or weights in another layout.
 
 An entry is valid while its tensors exist and their version counters stay the same. Tensors made in inference mode have
-no version counter. They are recognised by the object alone, so they must not be written between two steps.
+no version counter, so a write to them is not noticed. They must not be written after the entry was made.
 """
 
 import weakref

@@ -1,7 +1,7 @@
 """Attention layers for LMDeploy that pass all their build options to the ops.
 
-LMDeploy's own dlinfer implementations keep sliding_window, logit_softcapping, alibi and learnable_sink, but pass none
-of them to the op. The implementation for packed sequences also drops causal.
+LMDeploy's own dlinfer layers take sliding_window, logit_softcapping, alibi and learnable_sink, but pass none of them to
+the op. LMDeploy's layer for packed sequences also drops causal.
 """
 
 from dataclasses import dataclass
@@ -267,7 +267,10 @@ class VarlenAttention(FromSpec, FlashAttentionImpl):
         kv_seqlens: Tensor,
         max_q_seqlen: int | None = None,
     ) -> Tensor:
-        """Return a new tensor [N, Hq, Dv]. query: [N, Hq, D]. key: [M, Hkv, D]. value: [M, Hkv, Dv]."""
+        """Return the attention, a new tensor [N, Hq, Dv]. query: [N, Hq, D]. key: [M, Hkv, D]. value: [M, Hkv, Dv].
+
+        N, M: the number of queries and the number of keys, in all sequences together.
+        """
         spec = self.spec
         longest = (
             query.shape[0] if max_q_seqlen is None else max_q_seqlen

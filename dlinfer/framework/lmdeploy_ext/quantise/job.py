@@ -53,7 +53,7 @@ def run(
 def answer(work: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     """Call ``work`` with the job's folder and JSON object, and write the result as answer.json.
 
-    The job's process calls this. Its first command-line argument is the folder.
+    The job's process calls this function. The first command-line argument of the process is the folder.
     """
     folder = Path(sys.argv[1])
     result = work(folder, json.loads((folder / "job.json").read_text()))

@@ -72,11 +72,11 @@ def measure(
     tokens: int = 1024,
     tell: Callable[[str], None] = lambda said: None,
 ) -> Loss:
-    """Measure how packing changes a model's logits: once with an unpacked output projection, once with one in int8.
+    """Measure how packing changes a model's logits, first with an unpacked and then with an int8 output projection.
 
     form: w8a8 or awq-int4. text: a UTF-8 file; None takes the help texts of Python's ``pydoc``. tokens: read at most
-    this many tokens of the text, 2 or more, in windows of 256. tell: called with lines of progress. Raises LossError
-    and the errors of ``check_model_folder``.
+    this many tokens of the text, 2 or more, in windows of 256. tell: called with lines of progress. Raises LossError if
+    the text is unusable or a run fails. Also raises the errors of ``check_model_folder``.
     """
     if form not in BITS:
         detail = f"DLINFER_CPU_WEIGHTS cannot pack weights to {form}"

@@ -64,7 +64,10 @@ class Report:
 
 
 def format_of(name: str, group_size: int | None = None) -> Format:
-    """Return the format ``name``. group_size: for awq-int4 only; None means 128. Raises UnsupportedFeatureError."""
+    """Return the format ``name``. group_size: for awq-int4 only; None means 128.
+
+    Raises UnsupportedFeatureError for an unknown name or an unsupported group size.
+    """
     if name == "awq-int4":
         if group_size is not None and group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))

@@ -10,7 +10,7 @@ from dlinfer.framework.patching import Original, replaces
 
 @dataclass(frozen=True)
 class LogitBias:
-    """A logits processor that adds ``biases`` to the logits of ``tokens``. LMDeploy's own cannot be pickled."""
+    """A logits processor that adds ``biases`` to the logits of ``tokens``. LMDeploy's processor cannot be pickled."""
 
     tokens: tuple[int, ...]
     biases: tuple[float, ...]

@@ -97,7 +97,7 @@ def _decay_rate(original: Original, self: Any) -> Tensor:
 def _split_projections(
     original: Original, self: Any, mixed_qkvz: Tensor, mixed_ba: Tensor
 ) -> tuple[Tensor, ...]:
-    """Split projections that are grouped by key heads, and return four tensors.
+    """Split the two joint projections, which are grouped by key heads, into four tensors.
 
     They are: q, k and v concatenated; z as [..., value heads, size]; b; and a.
     """

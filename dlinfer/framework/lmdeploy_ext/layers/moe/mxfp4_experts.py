@@ -102,7 +102,7 @@ class FusedMoEMxfp4:
     def forward(self, hidden_states: Tensor, weights: Tensor, ids: Tensor, *parts: Tensor) -> Tensor:
         """Return a tensor of hidden_states' shape [tokens, hidden].
 
-        parts: blocks, scales and bias of gate_up, then the same three of down.
+        parts: blocks, scales and bias of gate_up, then blocks, scales and bias of down.
         """
         return ops.fused_moe_mxfp4(hidden_states, *parts, weights, ids, self.alpha, self.limit)
 

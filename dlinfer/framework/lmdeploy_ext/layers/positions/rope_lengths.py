@@ -45,7 +45,7 @@ _CACHED_FOR = "dlinfer_cached_for"
 class RopeLengths:
     """The facts that scheduling needs about a model's rotary embedding.
 
-    original: the original length. Sequences up to this length all have the same frequencies.
+    original: the original length. All texts up to this length have the same frequencies.
     computed_anew: whether the whole cache must be recomputed when a sequence outgrows this length.
     """
 

@@ -51,7 +51,10 @@ class RMSNormW8A8(_EightBit, RMSNormW8A8Impl):
     served = _W8A8
 
     def forward(self, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
-        """Return the norm of x [..., hidden] as a QTensor; with a residual, (QTensor, new residual)."""
+        """Return the norm of x [..., hidden] as a QTensor.
+
+        With a residual, return the norm of x + residual as a QTensor, and x + residual.
+        """
         settings = (weight, self.spec.eps, self.spec.quant_dtype)
         if residual is None:
             return QTensor(*ops.rms_norm_w8a8(x, *settings))
@@ -144,7 +147,10 @@ class FusedMoEW8A8(_EightBit, FusedMoEW8A8Impl):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """Return the experts' results. weights: gate_up, its scales, down, its scales, and an ignored list."""
+        """Return the experts' results.
+
+        weights: gate_up, scales of gate_up, down, scales of down, and a list that is ignored.
+        """
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_w8a8(hidden_states, *weights[:4], *router)
 
@@ -153,7 +159,7 @@ class FusedMoEBlockedF8(_EightBit, FusedMoEBlockedF8Impl):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Tensor, **more: Any
     ) -> Tensor:
-        """Return the experts' results. weights: gate_up, its scales, down, its scales.
+        """Return the experts' results. weights: gate_up, scales of gate_up, down, scales of down.
 
         Raises UnsupportedFeatureError for biases.
         """
@@ -169,6 +175,10 @@ class FusedMoEStaticF8(_EightBit, FusedMoEStaticF8Impl):
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *weights: Any, **unused: Any
     ) -> Tensor:
-        """Return the experts' results. weights: gate_up, scales of its rows, scale of its input; the same of down."""
+        """Return the experts' results.
+
+        weights: gate_up, the scales of its rows, the scale of its input; then down, the scales of its rows, the scale
+        of its input.
+        """
         router = (topk_weights, topk_ids, self.spec.top_k, self.spec.renormalize)
         return ops.fused_moe_static_fp8(hidden_states, *weights, *router)
