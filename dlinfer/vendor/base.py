@@ -96,7 +96,7 @@ def kernel_name(kernel: Kernel) -> str:
 
 @dataclass(frozen=True)
 class Probe:
-    """The answer to whether a vendor can run on this machine. A ``probe`` function must be cheap and must not raise.
+    """Tells whether a vendor can run on this machine. A ``probe`` function must be cheap and must not raise.
 
     available: whether it can run. reason: why not, or the device that was found. next_step: advice to the user if not.
     """

@@ -1,6 +1,6 @@
 """Devices for serving frameworks, beyond kernels and engines: memory, streams, collectives, a graph runner.
 
-A vendor provides one through ``Vendor.load_device``; adaptors call ``discovery.device(device_type)``.
+A vendor provides a ``Device`` through ``Vendor.load_device``; adaptors call ``discovery.device(device_type)``.
 """
 
 import socket
@@ -65,8 +65,8 @@ class Sampler(Protocol):
 class HostNumbers(Protocol):
     """Numbers in host memory that the kernels of one captured graph need.
 
-    A replay uses the numbers of the capture until ``update`` replaces them. kv_seqlens: the length of each row's
-    sequence in the cache, 0 for a padding row.
+    A replay uses the numbers of the capture until ``update`` replaces them. Both methods take kv_seqlens, the length of
+    each row's sequence in the cache, 0 for a padding row.
     """
 
     def recording(self, kv_seqlens: Sequence[int]) -> AbstractContextManager[None]:

@@ -329,7 +329,7 @@ def author(kernel: Kernel, vendor: Vendor) -> str:
 
 
 def on_activation(listener: Callable[[str, Vendor], None]) -> None:
-    """Call ``listener(device_type, vendor)`` before each change of an active vendor, and now for each active vendor."""
+    """Call ``listener(device_type, vendor)`` now for each active vendor, and before each later change."""
     with _lock:
         _listeners.append(listener)
         for device, vendor in _active.items():

@@ -109,7 +109,7 @@ class CapturedLengths:
         return self._kept[key]
 
     def padding(self, kv_seqlens: Tensor) -> Tensor:
-        """Return bool [rows] on the device: True for a padding row, which has no sequence. Computed in each replay."""
+        """Return bool [rows] on the device: True for a padding row, which has no sequence. Each replay computes it."""
         return self.once(("padding", kv_seqlens.data_ptr()), lambda: kv_seqlens < 1)
 
     def slots(self, slots: Tensor) -> Tensor:
@@ -126,7 +126,10 @@ class CapturedLengths:
 
 
 def _served(kv_seqlens: Sequence[int]) -> list[int]:
-    """Return the lengths for the vendor's attention: 1 in place of 0 for a padding row. The caller drops its result."""
+    """Return the lengths for the vendor's attention: 1 in place of 0 for a padding row.
+
+    The caller drops the results of padding rows.
+    """
     return [max(length, 1) for length in kv_seqlens]
 
 

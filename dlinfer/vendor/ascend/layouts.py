@@ -12,7 +12,7 @@ ND, FRACTAL_NZ = 2, 29
 """Formats of tensors for npu_format_cast, as numbered in CANN's acl_base.h."""
 
 CACHE_MODE = "Norm"
-"""npu_scatter_pa_kv_cache's mode for caches [blocks, block_size, heads, size] in format ND. Its default is PA_NZ."""
+"""npu_scatter_pa_kv_cache's mode for caches [blocks, block_size, heads, size] in ND. The op's default is PA_NZ."""
 
 WEIGHTS = ND
 

@@ -75,10 +75,10 @@ def _captured(
     v_cache: Tensor,
     kv_start_indices: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return k, v and slots for a captured graph. Their use leaves the cache unchanged for padding rows.
+    """Return k, v and slots for a captured graph, with other values for padding rows.
 
-    A padding row gets a slot that no other row uses, and the k and v that this slot holds already. Raises
-    KernelDeclined if the cache has fewer than two slots for each row.
+    A padding row gets a slot that no other row uses, and the k and v that this slot holds already. So its write changes
+    nothing. Raises KernelDeclined if the cache has fewer than two slots for each row.
     """
     block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
     count = k_cache.shape[0] * block_size

@@ -1,4 +1,4 @@
-"""Products with weights of the model's dtype and of 8 bits."""
+"""Matrix products with weights of the model's dtype and of 8 bits."""
 
 from typing import Any
 

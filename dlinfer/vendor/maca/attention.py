@@ -108,7 +108,7 @@ def prefill_attention(
 
 
 def _widened(x: Tensor, size: int) -> Tensor:
-    """Pad the last dimension of x with zeros up to ``size``. The zeros do not change attention scores."""
+    """Return x with zeros appended to the last dimension up to ``size``. The zeros do not change attention scores."""
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else sequences.whole(x)
 
 

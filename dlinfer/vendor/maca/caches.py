@@ -11,7 +11,7 @@ from dlinfer.vendor.maca.kept import LastAnswer
 from dlinfer.vendor.maca.latent import begins
 
 _highest = LastAnswer(lambda slots: int(slots.max()))
-"""Returns the largest slot, read from the card once a step. It is checked, because the vendor's op checks no slots."""
+"""Returns the largest slot, read from the card once a step. The kernel checks it, since the vendor's op does not."""
 
 
 def _is_latent(k: Tensor, v: Tensor) -> bool:

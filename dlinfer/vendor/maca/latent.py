@@ -168,7 +168,8 @@ def _scheduled(
 ) -> tuple[Tensor, Any]:
     """Return the lengths on the card, and flash_mla's schedule for them, cached for the other layers of a step.
 
-    DeepSeek's flash_mla checks that a schedule is always used with the same ``causal``, so it is part of the key.
+    DeepSeek's flash_mla demands that all uses of a schedule have the same ``causal``. So ``causal`` is part of the
+    cache's key.
     """
     on_card = sequences.on_card(lengths, device)
     return on_card, sdk.flash_mla().get_mla_metadata(on_card, queries * heads, 1)

@@ -1,4 +1,4 @@
-"""Products with weights of the model's dtype, of 8 bits, and of 4 bits."""
+"""Matrix products with weights of the model's dtype, of 8 bits, and of 4 bits."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def linear_w8a8(
 # --- 4 bits
 
 _GROUPS = (32, 64, 128)
-"""Group sizes of awq_gemm, which also takes multiples of 128. For others it prints a message and returns zeros."""
+"""Group sizes of awq_gemm, besides multiples of 128. For other sizes awq_gemm prints a message and returns zeros."""
 
 
 def _refuses_four_bits(x: Tensor, qweight: Tensor, scales: Tensor, group_size: int) -> str | None:

@@ -10,7 +10,7 @@ __all__ = ["FLOATS", "HALVES", "copied_rows", "eight_bits", "first", "floating",
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
 _ALIGNED = 16
-"""An alignment in bytes: mcoplib reads eight 16-bit numbers at once, and some kernels do not check the address."""
+"""The alignment of rows in bytes. mcoplib reads eight 16-bit numbers at once; not all kernels check the address."""
 
 
 def floating(x: Tensor, of: tuple[torch.dtype, ...] = FLOATS) -> str | None:

@@ -25,7 +25,7 @@ def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def header(layout: Layout) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return the bytes of a file's header, and the place of each tensor: name -> (offset of its first byte, its size).
+    """Return the bytes of a file's header, and a mapping: tensor's name -> (offset of its first byte, number of bytes).
 
     Tensors with wider dtypes come first, as in files of the package safetensors, so that all tensors are aligned.
     """

@@ -23,7 +23,7 @@ _FEW = 8  # rows: up to this number Python is faster than numpy, with a microsec
 
 
 def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """Return a random number in [0, 1) for each pair (seed, counter), float32 [B], as ``triton.language.rand`` does.
+    """Return the number in [0, 1) that ``triton.language.rand`` returns for each pair (seed, counter): float32 [B].
 
     seeds: int64 [B], all 64 bits count. counters: integers [B], the lower 32 bits count.
     """

@@ -199,7 +199,10 @@ PARTS: dict[str, Parts] = {
 
 
 def of_model(model: nn.Module) -> Parts | None:
-    """Return the Parts of a vision-language model; None for other models, and if it was loaded without its vision."""
+    """Return the Parts of a vision-language model; None for other models.
+
+    Also return None for a vision-language model that was loaded without its vision part.
+    """
     left_out = any(getattr(module, "_is_dummy_mod", False) for module in model.modules())
     parts = None if left_out else PARTS.get(type(model).__name__)
     if parts is None or parts.vision[0] not in dict(model.named_modules()):  # ChatGLM without images

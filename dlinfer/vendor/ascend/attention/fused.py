@@ -78,7 +78,10 @@ def aligned(size: int) -> int:
 
 
 def widened(x: Tensor, size: int) -> Tensor:
-    """Return x with zeros appended to the last dimension up to ``size``, contiguous. They do not change the scores."""
+    """Return x, contiguous, with zeros appended to the last dimension up to ``size``.
+
+    The zeros do not change attention scores.
+    """
     return functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x.contiguous()
 
 

@@ -1,7 +1,7 @@
 """GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for such weights.
 
 While a checkpoint loads, its tensors are repacked expert by expert into the layout of ``ops.quantised.packing.MXFP4``.
-Scales become bfloat16, which represents all their powers of two.
+Scales become bfloat16, which is exact: they are powers of two.
 """
 
 from dataclasses import replace

@@ -94,8 +94,8 @@ class PackedWeights(ExpertWeights):
     ) -> None:
         """Copy one expert's tensor into ``param``. LMDeploy's loaders call this.
 
-        shard_id: gate or up, which fill half of the columns each, or down. Raises UnsupportedFeatureError for other
-        sizes.
+        shard_id: "gate" for the first half of the columns, "up" for the second half, or "down" for all columns. Raises
+        UnsupportedFeatureError if the tensor's shape differs from that of these columns.
         """
         mine, half = param.data[expert_id], param.shape[2] // 2
         columns = {"gate": mine[:, :half], "up": mine[:, half:], "down": mine}[shard_id]

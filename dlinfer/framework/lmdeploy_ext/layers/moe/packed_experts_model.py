@@ -1,4 +1,4 @@
-"""Patches that let LMDeploy make layers of 4-bit experts. LMDeploy has such layers only for compressed-tensors on CUDA.
+"""Patches that let LMDeploy make layers of 4-bit experts. LMDeploy makes them only for compressed-tensors on CUDA.
 
 This file is imported before LMDeploy's modules. The layers are in ``packed_experts.py`` and ``mxfp4_experts.py``.
 """

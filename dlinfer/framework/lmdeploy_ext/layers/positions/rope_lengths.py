@@ -89,7 +89,7 @@ def of_model(config: Any) -> RopeLengths | None:
 
 
 def of_positions(positions: Tensor, prompt_length: int) -> Tensor:
-    """Stack the positions of one sequence, int64 [N], and their governing lengths: int64 [2, N]."""
+    """Return int64 [2, N]: the positions of one sequence, int64 [N], and their governing lengths."""
     return torch.stack((positions, (positions + 1).clamp(min=prompt_length)))
 
 

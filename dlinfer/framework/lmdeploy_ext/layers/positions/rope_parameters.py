@@ -49,7 +49,10 @@ def original_length(config: Any) -> int | None:
 
 
 def _original(config: Any, stored: Mapping[str, Any]) -> int:
-    """Return the original length, as transformers does: from the configuration, else from the rope parameters."""
+    """Return the original length as transformers does, from the configuration or else from the rope parameters.
+
+    If neither has it, it is ``max_position_embeddings``.
+    """
     own = getattr(config, "original_max_position_embeddings", None)
     return own or stored.get("original_max_position_embeddings") or config.max_position_embeddings
 

@@ -1,6 +1,6 @@
 """Layers whose bfloat16 weights are packed without loss as BF12, 12 bits for each number.
 
-A packed weight is a flat tensor of bytes (``ops.quantised.bf12``), so the layers store its sizes.
+A packed weight is a flat tensor of bytes (``ops.quantised.bf12``), so the layers store its numbers of rows and columns.
 ``bf12_packing`` packs weights while a model loads.
 """
 
@@ -73,7 +73,7 @@ class _PackedTable(Table):
 
 
 class HeadBF12(_PackedTable):
-    """``lm_head``, packed."""
+    """The output projection (``lm_head``) in BF12."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a new bfloat16 tensor [..., vocabulary]. x: bfloat16 [..., hidden]."""

@@ -137,7 +137,10 @@ class Packing:
 
     @property
     def largest_weight(self) -> int:
-        """Unpacked size in bytes of the largest weight to pack. It is in memory unpacked until it is complete."""
+        """The size in bytes of the largest weight to pack, unpacked.
+
+        Until that weight is complete, it is in memory in this size.
+        """
         return max((weight.plain_bytes for weight in self._weights), default=0)
 
     @property

@@ -17,7 +17,7 @@ from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 
 
 class LinearW4A16(FromSpec, LinearW4A16Impl):
-    """x @ weight + bias. Raises UnsupportedFeatureError for other widths than 4 bits."""
+    """A linear layer of 4-bit weights: x @ weight + bias. Raises UnsupportedFeatureError for other widths."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)

@@ -19,7 +19,7 @@ logger = logging.getLogger("dlinfer")
 
 
 class _Int8(Table):
-    """int8 rows with a scale each."""
+    """A table of int8 rows, each with a scale."""
 
     def __init__(self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype) -> None:
         super().__init__(dtype)
@@ -27,7 +27,7 @@ class _Int8(Table):
 
 
 class PackedHead(_Int8):
-    """``lm_head`` in int8. Its input is quantised to int8 with a scale for each token."""
+    """The output projection (``lm_head``) in int8. Its input is quantised to int8 with a scale for each token."""
 
     def __init__(self, numbers: nn.Parameter, scales: nn.Parameter, dtype: torch.dtype) -> None:
         super().__init__(numbers, scales, dtype)

@@ -1,4 +1,4 @@
-"""Products with weights."""
+"""Matrix products with weights."""
 
 from torch import Tensor
 from torch.nn import functional
