@@ -112,7 +112,7 @@ class KVCacheLayout:
 
     order: the dimensions from outer to inner: B block, S slot in the block, H KV head, D head size. The ops describe
         caches as [blocks, block_size, kv_heads, head_size] = "BSHD".
-    block_size: the number of slots in a block that the vendor's graph engine needs; None if any number will do.
+    block_size: the number of slots in a block that the vendor's kernels or engines need; None if any number will do.
     """
 
     order: str = "BSHD"

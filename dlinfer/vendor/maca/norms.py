@@ -25,7 +25,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of x + residual, and x + residual. The vendor's op would overwrite x and residual: copy them."""
+    """Return the norm of x + residual, and x + residual.
+
+    The vendor's op overwrites its two inputs, so it gets copies of x and residual.
+    """
     if x.numel() == 0:
         return x.new_empty(x.shape), x.new_empty(x.shape)
     normalised, total = refusing.copied_rows(x), refusing.copied_rows(residual)
