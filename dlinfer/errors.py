@@ -9,10 +9,7 @@ from typing import Any
 
 
 class DlinferError(Exception):
-    """Base class of every error that dlinfer raises on purpose.
-
-    The traceback of an error ends with a note that names the error's entry in docs/reference/errors.md.
-    """
+    """Base class of dlinfer's errors. An error's traceback ends with the error's place in docs/reference/errors.md."""
 
     message = "{detail}"
     next_step = ""
@@ -26,11 +23,7 @@ class DlinferError(Exception):
             self.add_note(f"See docs/reference/errors.md#{type(self).__name__.lower()}")
 
     def again(self) -> "DlinferError":
-        """Return a copy of this error. Code that keeps an error, for example in a cache, raises a copy each time.
-
-        Raising the kept error itself would store a traceback in it, and a traceback keeps all objects of its frames
-        alive.
-        """
+        """Return a copy of this error to raise. A kept error that is raised itself would keep its traceback alive."""
         new = _rebuild(type(self), self.fields)
         new.__cause__ = self.__cause__
         return new
