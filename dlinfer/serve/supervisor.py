@@ -83,7 +83,8 @@ class Supervisor:
     async def run(self) -> None:
         """Serve until a signal ends the command.
 
-        If the router, the membership or all replicas fail, raise the error.
+        Raises the error of the router or of all replicas if they fail. With ``router_url``, also raises the error of
+        ``Membership``, which announces this machine's servers to the other machine's router.
         """
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()

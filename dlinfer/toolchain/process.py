@@ -89,8 +89,9 @@ def run(
 
 
 def own_environment(**changes: str) -> dict[str, str]:
-    """Return environment variables for another Python: ours, without those that select Python packages, and
-    ``changes``.
+    """Return environment variables for another Python.
+
+    They are this process's, except variables that select Python packages. Then ``changes`` are added.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
     return kept | changes

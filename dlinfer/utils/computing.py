@@ -1,8 +1,7 @@
-"""Tells a listener when a step of the model begins to compute in native code, so that other threads can run Python
-code.
+"""Tells a listener when a step of the model begins to compute in native code.
 
-Code that computes calls ``begins``, which calls the listener of the same thread. If another thread took Python's
-interpreter lock before, the step would have to wait for the lock.
+Python work of other threads delays a step until the step's native code runs without Python's interpreter lock. So the
+listener starts such work only then. Code that computes calls ``begins``, which calls the listener of the same thread.
 """
 
 import threading

@@ -50,7 +50,10 @@ def guard_all(
 
 
 def shape_guards(mode: FakeTensorMode) -> list[str]:
-    """Return the guards on sizes, and on floats that became constants, as text with the model's lines."""
+    """Return each guard as text: its condition and, if torch knows it, the line of the model that caused the guard.
+
+    The guards are on sizes, and on floats that became constants.
+    """
     environment = environment_of(mode)
     lines: list[str] = []
     for guard in environment.guards:
@@ -81,7 +84,7 @@ def conditions(
     - equalities of backed sizes that were equal at capture (unbacked sizes are equal only by a guard);
     - equalities of sizes that were computed from other sizes.
 
-    Raises SizeTextError for a guard without a written form.
+    Raises SizeTextError for a guard that cannot be written as a condition's text.
     """
     environment = environment_of(mode)
 
@@ -117,10 +120,11 @@ def conditions(
 
 
 def conditions_of(mode: FakeTensorMode, names: Mapping[Expression, str]) -> list[Size]:
-    """Return the assumptions about the symbols so far, and torch's assertions about them, as conditions for each call.
+    """Return the conditions that each call of the graph must meet: torch's guards so far, and its runtime assertions.
 
+    Guards on floats are left out, and so are assertions with a symbol that is not in ``names``.
     names: symbol -> its name in the conditions.
-    Raises SizeTextError if an assumption has another symbol, or has no written form.
+    Raises SizeTextError for a guard with a symbol that is not in ``names``, or that cannot be written as text.
     """
     env = environment_of(mode)
     assertions = [assertion.expr for each in env.deferred_runtime_asserts.values() for assertion in each]

@@ -130,7 +130,10 @@ def symbolic_number(
 
 
 def fake_of_any_length(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a fake of a tensor, with a symbol as its first size. Equal sizes share a symbol; 0 and 1 stay numbers."""
+    """Return a fake of a tensor with a symbol as its first size, but a first size of 0 or 1 stays a number.
+
+    Tensors of ``mode`` with equal first sizes share the symbol.
+    """
     kinds = [DimDynamic.STATIC if dim else DimDynamic.DUCK for dim in range(tensor.dim())]
     return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(kinds))
 

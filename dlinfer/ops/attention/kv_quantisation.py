@@ -180,8 +180,9 @@ def check_quantised_cache(
 ) -> None:
     """Check the op's arguments ``{name}_cache`` and ``{name}_scales_zeros``. name: "k" or "v".
 
-    model_name, model: name and value of the argument [tokens, heads, head_size] that determines the head size and
-        device of the cache, and the dtype of its scales.
+    model: the tensor argument [tokens, heads, head_size], such as q or k, that determines the head size and device of
+        the cache, and the dtype of its scales.
+    model_name: the name of that argument.
     """
     head_size = model.shape[2]
     cache_name, scales_name = f"{name}_cache", f"{name}_scales_zeros"

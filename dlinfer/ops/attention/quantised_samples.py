@@ -28,8 +28,8 @@ def quantised_attention_samples(
 ) -> Iterator[Sample]:
     """Yield samples: the first case of ``table`` in each quantised format, and the cases named in ``_CASES`` in int8.
 
-    arguments: a function that returns a case's arguments of the op for caches that are not quantised. These caches are
-        quantised here. Unwritten slots dequantise to NaN.
+    arguments: returns the arguments of a case for the op without quantisation. This function quantises the two caches
+        among them. Unwritten slots dequantise to NaN.
     """
     named = [(f"{name}, {table[0].name}", table[0], quant_bits) for name, quant_bits in FORMATS.items()]
     named += [(f"int8, {case.name}", case, INT8) for case in table if case.name in _CASES]

@@ -182,7 +182,10 @@ sparse_flash_attention.takes(
 def _tables(
     make: SampleMaker, q_lens: list[int], kv_lens: list[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (q_ends, kv_seqlens, block_table) of at most three sequences, with 4 of 12 blocks of 8 tokens each."""
+    """Return (q_ends, kv_seqlens, block_table) of at most three sequences.
+
+    The cache has 12 blocks of 8 tokens. Each sequence gets four of these blocks.
+    """
     table = make.permutation(12, dtype)[: 4 * len(q_lens)].view(len(q_lens), 4)
     return torch.tensor(q_lens, dtype=dtype).cumsum(0).to(dtype), torch.tensor(kv_lens, dtype=dtype), table
 

@@ -8,10 +8,15 @@ An example: ``op.takes(x="float [..., in_features]", weight="like x [out_feature
   argument. ``cache like NAME`` is the same for a KV cache; its SIZES are in the order [blocks, block_size, kv_heads,
   head_size].
 - ``on NAME``: the device of another argument.
-- SIZES: one size for each dimension. A name that no earlier declaration has used stands for the size that its dimension
-  has. A known name, an int parameter of the op, a number or an expression is the size that the dimension must have. For
-  ``A = B`` the size must equal both sides. A leading ``...`` is any number of dimensions, ``*NAME`` the sizes of
-  another argument. Expressions may call ``groups(size, group_size)``.
+- SIZES: one entry for each dimension.
+
+  - A name without a value, such as ``in_features`` of x, takes the dimension's size as its value.
+  - A name with a value, such as ``in_features`` of weight, is the size that the dimension must have. The same holds for
+    an int parameter of the op, a number, and an expression such as ``2 * in_features``. Expressions may call
+    ``groups(size, group_size)``.
+  - ``A = B``: the dimension's size must equal A and B.
+  - ``...``, only as the first entry: any number of dimensions.
+  - ``*NAME``: all sizes of another argument.
 
 An argument that is None is not checked. Results are declared in the same way, ``returns="like x [..., out_features]"``.
 The DTYPE of a result may be a dtype parameter. ``...`` of a result stands for the same sizes as in the argument that

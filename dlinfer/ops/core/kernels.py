@@ -216,8 +216,8 @@ def _generic(spec: OpSpec) -> Callable[..., Any]:
 def direct_kernel(name: str, device_type: str) -> Callable[..., Any]:
     """Return the function that computes op ``name`` on a device, for compiled graphs.
 
-    The function skips the dispatcher. It also skips the argument rules, which have already passed the graph's fake
-    tensors. If the kernel declines a call, the reference runs it under the fallback policy, as in eager mode.
+    The function skips the dispatcher. It also skips the argument rules: they were applied to the graph's fake tensors
+    at compile time. If the kernel declines a call, the reference runs it under the fallback policy, as in eager mode.
     """
     vendor = discovery.activate_default(device_type)
     spec = registry()[name]

@@ -109,8 +109,10 @@ def routed(
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 at least and rounded once.
 
-    experts: how many there are.
-    gate_up, down: the products before and after the activation ``activated`` of gate and up.
+    experts: the number of experts.
+    gate_up: takes (rows, expert), and returns the expert's gate projection and up projection of the rows, side by side.
+    activated: takes (gate, up), and returns the rows for ``down``.
+    down: takes (rows, expert), and returns the expert's down projection of the rows.
     """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:

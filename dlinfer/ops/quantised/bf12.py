@@ -9,9 +9,13 @@ A matrix [rows, columns] becomes one tensor uint8 [bytes]. Words and integers ar
 
 1. Words, uint16 [strips, groups, 4, 96]: a strip is 4 rows, a group 128 columns; the last strip and the last group are
    filled up with zeros. The 96 words of a row in a group hold 128 numbers as four quarters of 32. Word j, 0..31, holds
-   the fields (sign and mantissa: bits 15 and 6..0) of number j of quarters 1 and 2; the field of quarter 2 has its
-   bytes swapped, so that the bits do not overlap. Words 32..63 hold quarters 3 and 4 likewise. Word 64 + j holds the
-   codes of number j of each quarter, quarter 1 in the lowest bits.
+   sign and mantissa of two numbers, number j of quarter 1 and number j of quarter 2:
+
+       bit 15    bits 14..8    bit 7     bits 6..0
+       sign 1    mantissa 2    sign 2    mantissa 1
+
+   Word 32 + j holds number j of quarter 3 and number j of quarter 4 in the same way. Word 64 + j holds the codes of
+   number j of each quarter, quarter 1 in the lowest bits.
 2. After the words, int64: the base; ``strips + 1`` starts (the last start is the number of exceptions); the exceptions.
    Exceptions number starts[s] to starts[s + 1] - 1 belong to strip s. An exception is stored as
    ``column << 18 | row in strip << 16 | bits``. The exceptions of a strip are sorted, so they are in the

@@ -86,9 +86,10 @@ class Packing:
     def repack(self, words: Tensor, target: "Packing") -> Tensor:
         """Return the numbers of ``words`` packed in the layout ``target``: a new tensor of ``target.storage``.
 
-        words: see ``pack``, any strides. To save memory, only a few rows at a time are unpacked. From "in" to "out",
-        bits are moved without unpacking. Raises OpArgumentError if ``target`` has other bits, or if the size that it
-        packs is no multiple of its ``per_word``.
+        words: see ``pack``, any strides.
+
+        To save memory, only a few rows at a time are unpacked. From "in" to "out", the numbers usually move packed. Raises OpArgumentError if ``target.bits`` differs from ``bits``. Raises it, too, if the size of the
+        dimension ``target.along`` is no multiple of ``target.per_word``.
         """
         if self.bits != target.bits:
             expected = f"a layout of {self.bits} bits"
@@ -105,10 +106,11 @@ class Packing:
     def _turn(self, words: Tensor, target: "Packing", out: Tensor) -> None:
         """Repack words along "in" as words along "out", and write them to ``out``.
 
-        words: [rows, columns] along "in".
-        out: [rows, per_word, columns / per_word]. ``per_word`` neighbouring words of a row are a square matrix of
-            numbers, which is transposed: swap its two off-diagonal quarters, then those of each quarter, and so on
-            (Warren, Hacker's Delight, 7-3).
+        words: [rows, columns]. Each word holds ``per_word`` numbers of one out_feature (a column).
+        out: [rows, per_word, columns / per_word]. Each word holds ``per_word`` numbers of one in_feature.
+
+        The numbers in ``per_word`` neighbouring words of a row form a square matrix. To transpose it, swap its two
+        off-diagonal quarters, then the off-diagonal quarters of each quarter, and so on (Hacker's Delight, 7-3).
         """
         neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]

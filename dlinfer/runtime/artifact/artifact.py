@@ -21,13 +21,14 @@ from dlinfer.runtime.artifact.stage import Stage
 
 @dataclass
 class Artifact:
-    """The result of ``dlinfer.compile``. It shares the module's weights.
+    """The result of ``dlinfer.compile``.
 
-    The exceptions are weights that torch holds lazily conjugated or negated: they are copied.
+    It shares the module's weights, but copies those that torch holds lazily conjugated or negated.
 
     interface: one port for each tensor or number in the arguments (args, kwargs), and one for each output. A port
         describes name, dtype, sizes and device.
-    stored: the stage that ``save`` writes. A text in its place is the reason why the artifact cannot be saved.
+    stored: the graph and its weights in the form that ``save`` writes. If the artifact cannot be saved, a text with the
+        reason.
     """
 
     run: CompiledGraph

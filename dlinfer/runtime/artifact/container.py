@@ -158,10 +158,10 @@ class Container:
     file: MappedFile | None
 
     def check_unchanged(self, *, contents: bool = False) -> None:
-        """Raise ArtifactCorruptError if the size or the times of the file changed since it was opened.
+        """Raise ArtifactCorruptError if the size or the modification time of the file changed since it was opened.
 
-        contents: whether to compare the digests of all members, too. This happens only if the file was so new when it
-        was opened that a later write may have the same time.
+        contents: also compare the digests of all members, if a change may have kept the time. A file that was modified
+            just before it was opened may get the same time from a later write.
         """
         if self.file is None:
             return

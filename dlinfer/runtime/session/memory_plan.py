@@ -72,9 +72,9 @@ def memory_plan(read: ReadGraph, interface: Interface, weights: Sequence[Layout]
 
 
 def _nbytes(node: fx.Node, memory: int, sizes: Mapping[str, int], names: Mapping[object, str]) -> int | None:
-    """Return the size in bytes of that result of the node that lies in the storage ``memory``.
+    """Return the size in bytes of the node's first result that lies in a storage; None if only a run determines it.
 
-    Return None if only a run determines the size.
+    memory: the storage's id (``storage_id``).
     """
     for leaf in pytree.tree_leaves(fake(node)):
         if isinstance(leaf, torch.Tensor) and storage_id(leaf) == memory:

@@ -99,7 +99,7 @@ class CapturedLengths:
         self._tasks.append(_Task(event, handle, op, places, numbers))
 
     def numbers_of(self, numbers: Numbers) -> dict[str, Any]:
-        """Call ``numbers`` with the lengths of the capture, and return its arguments."""
+        """Return the op arguments that ``numbers`` gives for the lengths of the capture."""
         return numbers(self._lengths)
 
     def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:

@@ -1,9 +1,9 @@
 """The memory layout of tensors on the card, for all kernels.
 
-Every tensor has torch's layout (ND). The card's own FRACTAL_NZ, in tiles of 16 x 16, makes some products faster. But
-torch shows such a tensor with the shape of an ND one, so copies, slices and checkpoint loaders that do not know the
-layout read garbage. To use FRACTAL_NZ, measure on a card which products become faster, and change ``weight`` and
-``CACHE_MODE``.
+Every tensor has torch's layout (ND). The card's own layout FRACTAL_NZ, in tiles of 16 x 16, makes some matrix products
+faster. But torch shows a tensor in FRACTAL_NZ with the shape of an ND one, so copies, slices and checkpoint loaders
+that do not know the layout read garbage. To use FRACTAL_NZ, measure on a card which matrix products become faster, and
+change ``weight`` and ``CACHE_MODE``.
 """
 
 from torch import Tensor

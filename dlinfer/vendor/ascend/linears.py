@@ -138,7 +138,10 @@ class _PreparedWeights:
         self._kept: dict[tuple[int, torch.dtype], tuple[list[weakref.ref[Tensor]], list[int], Prepared]] = {}
 
     def of(self, dtype: torch.dtype, qweight: Tensor, scales: Tensor, offset: Tensor | None) -> Prepared:
-        """Return three tensors: packed n [in, out / 8], scales [groups, out] and offsets [groups, out]."""
+        """Return three tensors: packed n [in, out / 8], scales [groups, out] and offsets [groups, out].
+
+        offset: the checkpoint's packed zero points. None means that every zero is 8, so all returned offsets are 0.
+        """
         parts = [part for part in (qweight, scales, offset) if part is not None]
         key, versions = (id(qweight), dtype), [layouts.version(part) for part in parts]
         entry = self._kept.get(key)

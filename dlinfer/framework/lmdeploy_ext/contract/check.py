@@ -8,7 +8,7 @@ from dlinfer.framework.lmdeploy_ext.contract.asked import Asked
 from dlinfer.framework.lmdeploy_ext.contract.bodies import digest, installed_source
 from dlinfer.framework.lmdeploy_ext.contract.drift import SCHEMA, Drift, Elsewhere, Looked, Report
 from dlinfer.framework.lmdeploy_ext.contract.ours import Adaptor
-from dlinfer.framework.lmdeploy_ext.contract.reach import VENDORS, Reach
+from dlinfer.framework.lmdeploy_ext.contract.reach import Reach
 from dlinfer.framework.lmdeploy_ext.contract.source import Tree
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.versions import describe
@@ -28,12 +28,11 @@ def check(device: str, source: Path | None = None, recorded: Path = records.FOLD
     asked = Asked(tree)
     build_specs = specs.all_specs(tree)
     findings: list[Drift | Elsewhere] = list(asked.compare(reach, record))
-    if device not in VENDORS:  # on the vendors' devices LMDeploy's own layers run
-        findings += taken.compare_patches(tree, adaptor, record)
-        findings += taken.compare_classes(tree, adaptor, record)
-        findings += taken.compare_names(tree, adaptor)
-        findings += cuda_uses.compare(tree, record)
-        findings += specs.compare(tree, adaptor, reach, record, build_specs)
+    findings += taken.compare_patches(tree, adaptor, record)
+    findings += taken.compare_classes(tree, adaptor, record)
+    findings += taken.compare_names(tree, adaptor)
+    findings += cuda_uses.compare(tree, record)
+    findings += specs.compare(tree, adaptor, reach, record, build_specs)
     findings = list(dict.fromkeys(findings))
     drifts = [finding for finding in findings if isinstance(finding, Drift)]
     return Report(

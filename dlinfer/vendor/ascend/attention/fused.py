@@ -155,7 +155,7 @@ def attend_captured(
 ) -> Tensor:
     """Capture a call of ``attend`` over pages as a task of the graph, and return its result.
 
-    Each replay calls ``numbers`` with its own lengths, and updates the task (``captured``).
+    Each replay updates the task with the arguments that ``numbers`` returns for the step's lengths (``captured``).
     """
     shared: dict[str, Any] = {
         "num_heads": q.shape[2],

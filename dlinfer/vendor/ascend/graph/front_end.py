@@ -80,6 +80,9 @@ def _slice(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> t
 
 
 def _drop_unread(graph_module: fx.GraphModule) -> None:
-    """Remove nodes whose results nothing reads, such as attention's output tensor: its lowering returns a new one."""
+    """Remove nodes whose results nothing reads.
+
+    An example is an ``empty`` for the output of attention: the lowering of attention returns a new tensor instead.
+    """
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()

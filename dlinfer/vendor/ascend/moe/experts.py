@@ -74,9 +74,10 @@ def fused_moe(
 def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = None) -> tuple[Tensor, ...]:
     """Copy each token's row of x once for each of its chosen experts, and sort the copies by expert.
 
-    scale: [tokens], the scales of a quantised x. Returns four tensors: the sorted rows, the place of each choice's row
-    among them, the number of each expert's rows, and the scales of the sorted rows. A choice is a pair of a token and
-    an expert.
+    scale: [tokens], the scales of a quantised x.
+
+    Returns four tensors: the sorted rows; for each pair of a token and one of its experts, the index of their row among
+    the sorted rows; how many rows each expert has; and the scales of the sorted rows.
     """
     rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,
@@ -112,7 +113,10 @@ def _grouped(rows: Tensor, weights: Tensor, groups: Tensor, **quantised: Any) ->
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """Return for each token the weighted sum of its rows. places: from ``_routed``, the place of each choice's row."""
+    """Return for each token the weighted sum of its rows, one row for each of its experts.
+
+    places: from ``_routed``: for each pair of a token and one of its experts, the index of their row in ``rows``.
+    """
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -49,7 +49,10 @@ def chunked_moe_storage_expert_id(expert_id: int, layout: ChunkedLayout | None) 
 
 
 def zero_chunked_moe_weight_padding(gate_up: Tensor, down: Tensor, layout: ChunkedLayout | None) -> None:
-    """Zero the padding between chunks in gate_up and down [places, out, in]."""
+    """Zero the padding between chunks in gate_up and down [places, out, in].
+
+    This changes nothing for the layout None, the only one that ``build_chunked_moe_storage_layout`` returns.
+    """
     if layout is None or not layout.packed:
         return
     used = {chunked_moe_storage_expert_id(expert, layout) for expert in range(layout.experts)}

@@ -210,11 +210,15 @@ def test_floats_are_written_as_a_function_that_was_imported_shows_them():
     assert signatures.text_of(read) == bare_signature(imported) == "(scores, low=-inf, none=nan, plain=0.5)"
 
 
-def test_a_changed_body_under_a_patch(plant):
+@pytest.mark.parametrize("device", ["cpu", "ascend", "maca", "camb"])
+def test_a_changed_body_under_a_patch(plant, device):
     old = "return val.to_device('cuda', non_blocking=non_blocking)"
-    report = plant(("pytorch/engine/model_agent/agent.py", old, old.replace("'cuda'", "'cuda:0'")))
-    (found,) = report.drifts
+    change = ("pytorch/engine/model_agent/agent.py", old, old.replace("'cuda'", "'cuda:0'"))
+    (found,) = plant(change, device=device).drifts
     assert (found.kind, found.severity) == ("new meaning suspected", "essential")
+
+
+def test_a_changed_body_under_a_patch_that_is_optional(plant):
     old = "            self._decode_count = 0\n            return False"
     report = plant(("pytorch/engine/inputs_maker.py", old, old.replace("= 0", "= 1")))
     assert only(report, "do_prefill_default").severity == "optional"

@@ -45,7 +45,8 @@ def linear_w8a8(
 def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise each token to int8, and return the numbers and a scale for each token.
 
-    A token of zeros has scale 0. The vendor documents no numbers for it, so they are set to 0.
+    For a token of zeros, npu_dynamic_quant returns scale 0. The vendor does not say which int8 numbers it returns then,
+    so this function sets them to 0.
     """
     numbers, scale = torch.ops.npu.npu_dynamic_quant(x, dst_type=torch.int8)
     return numbers.masked_fill((scale == 0).unsqueeze(-1), 0), scale
