@@ -88,8 +88,9 @@ class Packing:
 
         words: see ``pack``, any strides.
 
-        To save memory, only a few rows at a time are unpacked. From "in" to "out", the numbers usually move packed. Raises OpArgumentError if ``target.bits`` differs from ``bits``. Raises it, too, if the size of the
-        dimension ``target.along`` is no multiple of ``target.per_word``.
+        To save memory, only a few rows at a time are unpacked. From "in" to "out", the numbers usually move packed.
+        Raises OpArgumentError if ``target.bits`` differs from ``bits``, or if the size of the dimension ``target.along``
+        is no multiple of ``target.per_word``.
         """
         if self.bits != target.bits:
             expected = f"a layout of {self.bits} bits"
