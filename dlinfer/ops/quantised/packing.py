@@ -89,7 +89,7 @@ class Packing:
         words: see ``pack``, any strides.
 
         To save memory, only a few rows at a time are unpacked. From "in" to "out", the numbers usually move packed.
-        Raises OpArgumentError if ``target.bits`` differs from ``bits``, or if the size of the dimension ``target.along``
+        Raises OpArgumentError if ``target.bits`` differs from ``bits``, or if the size of dimension ``target.along``
         is no multiple of ``target.per_word``.
         """
         if self.bits != target.bits:
