@@ -88,9 +88,11 @@ class Packing:
 
         words: see ``pack``, any strides.
 
-        To save memory, only a few rows at a time are unpacked. From "in" to "out", the numbers usually move packed.
-        Raises OpArgumentError if ``target.bits`` differs from ``bits``, or if the size of dimension ``target.along``
-        is no multiple of ``target.per_word``.
+        To save memory, only a few rows at a time are unpacked. From "in" to "out", the numbers usually move without
+        unpacking.
+
+        Raises OpArgumentError if ``target.bits`` differs from ``bits``, or if the size of the dimension
+        ``target.along`` is no multiple of ``target.per_word``.
         """
         if self.bits != target.bits:
             expected = f"a layout of {self.bits} bits"
@@ -111,7 +113,7 @@ class Packing:
         out: [rows, per_word, columns / per_word]. Each word holds ``per_word`` numbers of one in_feature.
 
         The numbers in ``per_word`` neighbouring words of a row form a square matrix. To transpose it, swap its two
-        off-diagonal quarters, then the off-diagonal quarters of each quarter, and so on (Hacker's Delight, 7-3).
+        off-diagonal quarters, then those of each quarter, and so on (Warren, Hacker's Delight, 7-3).
         """
         neighbours = torch.unflatten(words, 1, (-1, self.per_word))
         square = [neighbours[:, :, which].clone() for which in target.order]
