@@ -139,9 +139,10 @@ class Vendor:
     summary: one line for people.
     probe: returns whether the vendor can run here, and why not.
     load_kernels: returns a mapping from op names to kernels; called once, at activation. A kernel may combine several
-        implementations by ``in_order``. None for a vendor with graph engines only. Ops outside its graphs then run on
-        the kernels of a CPU vendor if its tensors are in host memory. Otherwise they run on the reference, under the
-        fallback policy (``discovery.kernels_of``).
+        implementations by ``in_order``.
+        None: the vendor has graph engines only. If the vendor's tensors are in host memory, a CPU vendor's kernels run
+        the ops outside graphs. Otherwise the reference runs these ops, under the fallback policy
+        (``discovery.kernels_of``).
     load_device: returns the ``Device`` that serving frameworks need; called once, and may initialise the device. None
         if another vendor provides it for the same device type.
     framework_device: the frameworks' name of the device, as in LMDeploy's ``device_type``; default: the vendor's name.
@@ -151,7 +152,8 @@ class Vendor:
     engines: names of its graph engines.
     load_engine: returns an engine by name.
     default_engine: the engine for graphs on its device if the user names none.
-    toolchain: returns the recipe of a second environment, for a vendor that needs one.
+    toolchain: returns the recipe of a second Python environment, for a vendor whose packages exist only for an older
+        Python.
     is_reference: its kernels are the ops' own bodies, so running them does not count as a fallback.
     claims: returns the ops and dtypes that its kernels serve, for ``dlinfer conformance``. None: every op that has a
         kernel counts as claimed in part.

@@ -61,7 +61,11 @@ def _routed(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
-    """Return for each token the weighted sum of its rows. All experts are on this card, so no counts are passed."""
+    """Return for each token the weighted sum of its rows.
+
+    places: from ``_routed``, the sorted row of each choice. moe_combine_result needs the experts' numbers of rows only
+        if other cards have some of the experts. Here all experts are on one card.
+    """
     weights = topk_weights.float()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -50,7 +50,10 @@ class CpuDevice(Device):
         return f"{usable_cpus()}; torch uses {torch.get_num_threads()}"
 
     def connect(self, group: int) -> str:
-        """Let the group's ranks sum through shared memory, if all run on this host and have the C++ kernels."""
+        """Let the ranks of a group sum through shared memory, if all run on this host and have the C++ kernels.
+
+        group: a group number of ``dlinfer.ops.collective.groups``. Returns a text that says how the ranks sum.
+        """
         from dlinfer.vendor.cpu import ranks
 
         return "shared memory" if ranks.share_memory(group, spins=self._spins) else super().connect(group)

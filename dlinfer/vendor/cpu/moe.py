@@ -28,9 +28,9 @@ def moe_gating_topk_softmax(router_logits: Tensor, topk: int, n_groups: int) -> 
 
 @contextmanager
 def in_the_ops_words(topk_ids: Tensor, experts: int, rules: Rules) -> Iterator[None]:
-    """Run a kernel in this context.
+    """Run a kernel in the ``with`` block. If the kernel raises because of invalid ids, raise the op's own error.
 
-    If the kernel raises because of invalid ids, the op's own error is raised instead.
+    rules: the op's Rules, which name the op in the error.
     """
     try:
         yield

@@ -40,6 +40,7 @@ def shares_memory(group: int) -> bool:
 def share_memory(group: int, spins: bool = False) -> bool:
     """Set up shared memory for the ranks of a group, and return whether they can use it. All ranks must call this.
 
+    group: a group number of ``dlinfer.ops.collective.groups``.
     spins: whether a rank may wait without sleeping, because it has a CPU of its own.
     """
     of_torch = process_group(group)

@@ -28,7 +28,11 @@ def _is_of(entry: Made, tensors: list[Tensor]) -> bool:
 
 
 class LastAnswer:
-    """Remembers the last result of ``look``, so that the host waits for the card once a step, not once a layer."""
+    """Remembers the last result of ``look``, a function of tensors for which the host waits for the card.
+
+    ``of`` calls ``look(*tensors)`` again only for other tensors, or after a write to one of them. So the host waits
+    once for each step, not once for each layer.
+    """
 
     def __init__(self, look: Callable[..., Any]) -> None:
         self._look = look
@@ -47,7 +51,7 @@ class LastAnswer:
 
 
 class Kept:
-    """Remembers what ``make`` returned for a checkpoint's tensors, as long as the first of the tensors exists."""
+    """Remembers the results of ``make`` for a checkpoint's tensors, as long as the first of the tensors exists."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make

@@ -90,8 +90,9 @@ def attend_to_tokens(
 ) -> None:
     """Write the attention of prompts to their own tokens, k [tokens, 1, 576] and v [tokens, 1, 512], into out.
 
-    new: the number of queries of each sequence. keys: the number of its keys. Raises KernelDeclined unless v equals the
-    first part of k. LMDeploy passes the two in separate memory, so this compares their values and waits for the card.
+    new: each sequence's number of queries. keys: each sequence's number of keys. Raises KernelDeclined unless v equals
+    the first part of k. LMDeploy passes k and v in separate memory, so this compares their values and waits for the
+    card.
     """
     if not begins(k, v) and not torch.equal(k[..., :VALUES], v):
         raise KernelDeclined(reason="flash_mla reads values from the keys, but v is not the first part of k")
@@ -134,7 +135,7 @@ def attend_to_pages(
 ) -> None:
     """Write the attention of prompts to pages into out.
 
-    new: the number of queries of each sequence. keys: the number of its keys.
+    new: each sequence's number of queries. keys: each sequence's number of keys.
     """
     heads = q.shape[1]
     for size, pieces in _calls(new, keys, causal):
@@ -147,7 +148,7 @@ def attend_to_pages(
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
-    """Cut prompts into pieces. For each call of flash_mla, yield the number of queries in a piece, and its pieces."""
+    """Cut prompts into pieces. For each call of flash_mla, yield its pieces, after their common number of queries."""
     by_size: dict[int, list[_Piece]] = {}
     start = 0
     for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):

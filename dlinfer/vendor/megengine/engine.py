@@ -48,7 +48,10 @@ class MegEngineEngine(ValueEngine[MegEngineOptions]):
         return translations.refusal(node)
 
     def lower(self, function: Function, options: MegEngineOptions, policy: str) -> Lowered:
-        """Build a model of the function; the function's weights become inputs. Raises ToolchainMissingError."""
+        """Build a model of the function; the function's weights become inputs. Raises ToolchainMissingError.
+
+        policy: the fallback policy, which has no effect here.
+        """
         return MegEngineLowered(function, options.num_threads or torch.get_num_threads())
 
 

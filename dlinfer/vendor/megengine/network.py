@@ -58,7 +58,7 @@ class _Input:
     """One input of the network. It remembers the address that the network reads.
 
     index: the position of this input among the function's inputs.
-    rows: if the input holds row numbers, the number of rows of the table; else None."""
+    rows: if the input holds indices of an embedding, the number of rows of the embedding's table; else None."""
 
     def __init__(self, index: int, tensor: lite.LiteTensor, rows: int | None) -> None:
         self.index = index
@@ -85,9 +85,9 @@ class _Input:
 
 
 def _checked(indices: Tensor, rows: int) -> Tensor:
-    """Return row numbers as int32.
+    """Return indices of an embedding as int32. rows: the number of rows of the embedding's table.
 
-    MegEngine does not check them, so a number that the table lacks raises WrongInputError."""
+    Raises WrongInputError for an index that the table lacks, because MegEngine does not check indices."""
     low, high = torch.aminmax(indices)
     if int(low) < 0 or int(high) >= min(rows, _INT32.max):
         raise WrongInputError(f"{int(low)} to {int(high)} for {rows} rows")

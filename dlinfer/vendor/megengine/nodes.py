@@ -31,8 +31,9 @@ class Value:
 class NodeList:
     """A list of nodes, which translations extend node by node.
 
-    inputs: the name, sizes and dtype (``BOUNDARY``) of each input. outputs: the names of the results.
-    indices: for each input that holds row numbers, its name -> the number of rows of the table."""
+    inputs: name, sizes and dtype of each input. The dtype is Lite's, which may differ from torch's (``BOUNDARY``).
+    outputs: the names of the results.
+    indices: name of an input that holds indices of an embedding -> the number of rows of the embedding's table."""
 
     inputs: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +69,7 @@ class NodeList:
 BOUNDARY = {torch.float32: "float32", torch.int32: "int32", torch.int64: "int32", torch.bool: "uint8"}
 """torch's dtype of an input -> the dtype that Lite gets.
 
-Only row numbers may be int64: their range is checked before they become int32. bool is passed as bytes."""
+Only indices of an embedding may be int64: their range is checked before they become int32. bool is passed as bytes."""
 
 
 def unfit(tensor: torch.Tensor) -> str | None:

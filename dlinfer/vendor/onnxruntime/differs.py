@@ -49,7 +49,10 @@ def _operands(node: fx.Node) -> list[Tensor]:
 
 
 def _may_keep_a_size(node: fx.Node) -> bool:
-    """Return whether a node that resizes by scale factors may keep a dimension's size for a factor other than 1."""
+    """Return whether a node that resizes by scale factors may leave a size as it is though its factor is not 1.
+
+    An example is size 3 with factor 1.1: the new size 3.3 is rounded down to 3.
+    """
     factors = [
         leaf
         for name, value in arguments(node).items()

@@ -3,11 +3,11 @@
 The model gets one more output, which says whether a call has such values. If a call has them, torch runs the call under
 the fallback policy. There are two kinds of such values.
 
-Float operands may have NaN. torch treats NaN as the largest value, but ONNX Runtime's ops that sort, take extremes or
-clamp on one side ignore it. The translations in ``extremes`` handle NaN, so their nodes are not doubtful.
+Float operands may have NaN. torch treats NaN as the largest value, but ONNX Runtime's sorts, maxima, minima and clamps
+on one side ignore NaN. The translations in ``extremes`` handle NaN, so their nodes are not doubtful.
 
-int64 operands may have more than 32 bits. ONNX Runtime computes some ops of int64 in floats: those that sort, take
-extremes or clamp, sums, and remainders.
+int64 operands may have more than 32 bits. ONNX Runtime computes some ops of int64 in floats: sorts, maxima, minima,
+clamps, sums and remainders.
 """
 
 from functools import reduce

@@ -55,7 +55,7 @@ class OnnxRuntimeEngine(ValueEngine[OrtOptions]):
         return empty_operands.refusal(node) or differs.refusal(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: OrtOptions, policy: str) -> Lowered:
-        """Convert the function to an ONNX model.
+        """Convert the function to an ONNX model. policy: the fallback policy.
 
         The result's ``compile`` may raise ProviderUnavailableError and ProviderFallbackError.
         """

@@ -124,13 +124,15 @@ class _Binding:
 
 
 class SessionRun:
-    """Runs a session: takes a function's inputs and returns its outputs. Several threads may call it at once.
+    """Runs a session: takes a function's inputs and returns its outputs. Several threads may call it concurrently.
 
     feeds: name in the model -> function from the function's inputs to the value.
     names: the names of the model's outputs.
     memory: a function that takes a call's inputs and allocates the call's outputs.
-    in_place: whether outputs may share memory with inputs. If they do, torch cannot repeat a call that failed.
-    Raises WrongInputError for an index out of bounds if torch can repeat the call.
+    in_place: whether outputs may share memory with inputs.
+
+    Raises WrongInputError for an index out of bounds, unless ``in_place``: torch then repeats the call and raises its
+    own error. With ``in_place`` torch cannot repeat the call, because it may have overwritten inputs.
     Raises ONNX Runtime's own errors in all other cases.
     """
 

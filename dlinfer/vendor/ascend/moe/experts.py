@@ -76,8 +76,12 @@ def _routed(x: Tensor, topk_ids: Tensor, experts: int, scale: Tensor | None = No
 
     scale: [tokens], the scales of a quantised x.
 
-    Returns four tensors: the sorted rows; for each pair of a token and one of its experts, the index of their row among
-    the sorted rows; how many rows each expert has; and the scales of the sorted rows.
+    Returns four tensors:
+
+    - the sorted rows;
+    - for each pair of a token and one of its experts, the index of their row among the sorted rows;
+    - how many rows each expert has;
+    - the scales of the sorted rows.
     """
     rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,

@@ -9,7 +9,7 @@ from dlinfer.vendor.camb import layouts, refusing
 
 
 def refuses(call: Any) -> str | None:
-    """Return a reason that both attention ops have to refuse a call; None if they have none in common."""
+    """Return a reason to refuse a call that holds for both attention ops; None if there is none."""
     if call.logit_softcapping > 0:
         return "torch_mlu_ops does not support logit_softcapping"
     if call.alibi_slopes is not None:
@@ -23,7 +23,7 @@ def refuses(call: Any) -> str | None:
 
 
 def refuses_pages(call: Any, sizes: tuple[int, ...]) -> str | None:
-    """Return a reason why an op cannot read a call's caches; None if it can. sizes: the block sizes that it reads."""
+    """Return a reason not to read a call's caches; None if the op can read them. sizes: the op's block sizes."""
     if call.block_size not in sizes:
         return f"blocks of {', '.join(map(str, sizes))} slots are supported, not of {call.block_size}"
     dense = call.k_cache.is_contiguous() and call.v_cache.is_contiguous()

@@ -1,4 +1,4 @@
-"""Attention of prompts to their own new tokens and to pages: one call of flash_attention for all sequences."""
+"""Prompts attend to their own new tokens or to pages of the KV cache: one call of flash_attention for all sequences."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

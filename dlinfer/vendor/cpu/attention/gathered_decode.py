@@ -64,7 +64,7 @@ class _Batch(NamedTuple):
 
 
 def _groups(count: Tensor) -> Iterator[tuple[Tensor | None, int]]:
-    """Split a batch into groups of sequences that read about as many blocks each; yield pairs (rows, columns).
+    """Split a batch into groups of sequences that read about the same number of blocks; yield pairs (rows, columns).
 
     count: how many blocks each sequence reads. rows: the group's rows in the batch; None means all. columns: how many
         blocks to copy for each sequence of the group.

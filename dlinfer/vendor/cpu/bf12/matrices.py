@@ -10,7 +10,7 @@ from dlinfer.vendor.cpu.compiled import compiled
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Pack a matrix into the bytes of ``ops.quantised.bf12.pack``, but with all threads and in large memory pages."""
+    """Return the same bytes as ``ops.quantised.bf12.pack``, but packed by all threads, in large memory pages."""
     fits = weight.dtype is torch.bfloat16 and weight.ndim == 2
     kernel = compiled("pack_bf12", weight) if fits else None
     return (kernel or bf12.pack)(weight)

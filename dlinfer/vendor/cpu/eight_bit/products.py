@@ -63,7 +63,14 @@ def int8_product(a: Tensor, b: Tensor) -> Tensor:
 def scaled_fp8_product(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias. a: float8 [rows, in]. b: float8 [out, in]."""
+    """Return (a @ b.T) * a_scale * b_scale, rounded to dtype, + bias.
+
+    a: float8 [rows, in].
+    b: float8_e4m3fn [out, in].
+    a_scale: [rows], float32 or float64.
+    b_scale: [out], float32 or float64.
+    bias: [out], of ``dtype``.
+    """
     return fp8_product(
         a.to(torch.float32) * a_scale[:, None], b, b_scale[:, None], (1, b.shape[1]), dtype, bias
     )
@@ -109,7 +116,8 @@ def _widened(
 def _pieces(weight: Tensor, multiple: int = 1, most: int = PIECE) -> list[tuple[int, int]]:
     """Split a weight's rows into pieces of about PIECE elements; return pairs (first row, end).
 
-    multiple: each first row is a multiple of this number. most: the most rows of a piece."""
+    multiple: each first row is a multiple of this number. most: the most rows of a piece; the default is so many that
+        only the number of elements counts."""
     rows, columns = weight.shape
     step = max(min(PIECE // max(columns, 1), most) // multiple, 1) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]

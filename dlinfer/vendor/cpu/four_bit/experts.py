@@ -85,12 +85,12 @@ def routed(
 ) -> Tensor:
     """Return each token's weighted sum of its experts' gated MLPs, summed in float32 and rounded once.
 
-    gate_up, down: functions that multiply (rows, expert) by the expert's gate and up weights, and by its down weight.
-        Their results may have any dtype.
-    activated: the activation between the two, of gate and up.
+    gate_up: a function of (rows, expert). It returns the expert's gate and up projections of the rows, side by side.
+    down: a function of (rows, expert). It returns the expert's down projection of the rows.
+    activated: a function of (gate, up). It returns the rows for ``down``.
 
-    Only these products run expert by expert. All other work is done for all experts at once, because for one token each
-    such operation takes as long as a product."""
+    The results of ``gate_up`` and ``down`` may have any dtype. Only these two run expert by expert. All other work is
+    done for all experts together, because for one token each other operation takes as long as a product."""
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -5,9 +5,9 @@ chain runs the same kernels in the same order as its steps. It saves the time th
 each kernel: some milliseconds for each decoded token of a model of 24 layers. While a chain runs, other Python threads
 can run.
 
-A chain is encoded as integers, which ``csrc/chain/chain.cpp`` reads: the numbers of inputs, registers, sizes and steps,
-then the steps, then the registers of the chain's results. A register holds one tensor during a run. Before each list
-stands its length."""
+A chain is encoded as integers, which ``csrc/chain/chain.cpp`` reads. First come four counts: how many input tensors,
+registers, size arguments and calls the chain has. The calls follow, then the registers of the chain's results. A
+register holds one tensor during a run. Before each list stands its length."""
 
 import functools
 import struct
@@ -56,8 +56,9 @@ class _NotChainableError(Exception):
 
 
 def join(steps: Sequence[Step], kept: Iterable[str]) -> tuple[list[Step], Mapping[str, Callable[..., Any]]]:
-    """Replace runs of steps by chains. Return the new steps, and a mapping from each chain's callee to the chain.
+    """Replace runs of steps by chains.
 
+    Return the new steps, and a mapping from names to chains. A new step calls its chain by this name (its callee).
     kept: the names of values that are read after the last step.
     """
     if native.why_not() is not None:
@@ -98,7 +99,7 @@ def _longest(steps: Sequence[Step], begin: int) -> "tuple[int, _Writer]":
 
 
 def _items_first(steps: Sequence[Step]) -> list[Step]:
-    """Move each step that picks an item of another step's list of results right behind that other step."""
+    """Return the steps in another order: each getitem comes right after the step whose list of results it indexes."""
     items: dict[str, list[Step]] = {}
     sequences = {name for step in steps if isinstance(step.results, str) for name in step.names}
     for step in steps:

@@ -39,7 +39,7 @@ class _Compiled:
     origin: "compiled", "disk", or "eager" if the nodes run one by one.
     reason: why they run one by one.
     stored: whether it is on disk.
-    measure: finds the calls with little work."""
+    measure: the rule for calls with so little work that one thread runs them; None if all threads run every call."""
 
     run: Callable[..., Any]
     assumptions: list[str]
@@ -127,7 +127,8 @@ class ClusterCompiler:
 
         Return the compilation's name and origin. One graph may be compiled several times under different assumptions.
         These compilations are variants 0, 1, 2, ... of one key.
-        first: the key of variant 0."""
+        first: the key of variant 0.
+        twins: the fake inputs of ``graph``. Their sizes have fresh symbols in place of the model's."""
         for variant in itertools.count():
             key = replace(first, variant=variant)
             name = key.name
@@ -217,7 +218,10 @@ def spelled(graph_module: fx.GraphModule) -> list[str]:
 
 
 def cluster_key(graph: fx.GraphModule, twins: Twins, surroundings: _Surroundings) -> Key:
-    """Return a cluster's key: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols."""
+    """Return a cluster's key: its ops, and its inputs' dtypes, sizes, strides and ranges of symbols.
+
+    surroundings: the environment (versions, CPU) and the code generator, which are also parts of the key.
+    """
     ranges = sorted(symbols.symbol_ranges(twins.values).items())
     content = (*map(_shown, twins.values), *(f"{name}: {limits}" for name, limits in ranges), *_calls(graph))
     return Key(

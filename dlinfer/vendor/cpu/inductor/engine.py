@@ -133,7 +133,7 @@ class InductorEngine(Engine):
     def _fault_of_native(self, node: fx.Node, reference: str, folder: Path) -> str | None:
         """Return a reason not to use a node's C++ kernel here; None if it may be used.
 
-        reference: the kernel's callee. folder: dlinfer's cache.
+        reference: the kernel's name, as ``kernels.callee_of`` returns it. folder: dlinfer's cache.
         """
         missing = native.why_not(folder / "native")
         if missing is not None:

@@ -23,9 +23,9 @@ C++ kernels have another switch, which chains can call.
 def in_own_memory(graph: fx.Graph, steps: Sequence[Step]) -> list[Step]:
     """Return the steps, with two more around each step whose large results leave the region.
 
-    The first of the two makes results come from torch's memory; the second switches back to the pool. If a step raises
-    outside a chain, the second does not run. The thread's results then come from torch's memory until it runs the next
-    such pair, which only takes longer."""
+    The first new step makes results come from torch's memory; the second switches back to the pool. If a step raises
+    outside a chain, the second does not run. Then this thread's results come from torch's memory until the next switch
+    back. This costs only time."""
     if native.why_not() is not None:
         return list(steps)
     leaving = {memory for node in graph.output_node().all_input_nodes for memory in storages(node)}

@@ -33,7 +33,11 @@ def gated_sum_of(cluster: Cluster) -> tuple[fx.Node, fx.Node, fx.Node] | None:
 
 
 def _factors(node: fx.Node, op: object, of: object) -> tuple[fx.Node, fx.Node] | None:
-    """If a node calls ``op`` on two nodes and one of these calls ``of``, return both, with that one last; else None."""
+    """Return the two operands of a node, such as y and sigmoid(gate) for mul(sigmoid(gate), y).
+
+    The second is the operand that calls ``of``. Return None if the node does not call ``op`` on two nodes, or if
+    neither of them calls ``of``.
+    """
     if overload(node) is not op or node.kwargs or len(node.args) != 2:
         return None
     for plain, other in (node.args, node.args[::-1]):

@@ -115,9 +115,10 @@ def _is_plain_fill(node: fx.Node) -> bool:
 
 
 def _is_plain_mixture(node: fx.Node) -> bool:
-    """Return whether a mixture of experts has only positional arguments, the first one of a dtype of the C++ kernels.
+    """Return whether the C++ kernel takes the arguments of a call of an op for mixture of experts.
 
-    The first argument is the router's logits, or the hidden states.
+    All arguments must be positional. The first one (the router's logits, or the hidden states) must have a dtype that
+    the C++ kernels take.
     """
     return not node.kwargs and fake(node.args[0]).dtype in NATIVE_FLOATS  # pyright: ignore[reportArgumentType]
 
@@ -173,7 +174,7 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Return the function that a callee names. reference: what ``callee_of`` returned."""
+    """Return the function that a callee stands for. reference: the callee, a name from ``callee_of``."""
     kind, _, name = reference.partition(" ")
     if kind == "native":
         return _native(name)

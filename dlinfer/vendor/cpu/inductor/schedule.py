@@ -88,7 +88,10 @@ def _kind(node: fx.Node) -> str:
 
 
 def _keep_in_place(calls: Sequence[fx.Node], kinds: dict[fx.Node, str]) -> None:
-    """Give views and sizes of tensors that are reshaped in place the kind "kernel": only kernels keep their order."""
+    """Set the kind of some views and sizes to "kernel", because only kernels keep their order.
+
+    These views and sizes are of tensors that the graph reshapes in place.
+    """
     reshaped = reshaped_memory(calls)
     for node in calls:
         if kinds[node] in ("view", "size") and not reshaped.isdisjoint(memory_read(node)):

@@ -57,8 +57,10 @@ def _read(state: Tensor, x: Tensor) -> Tensor:
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Apply the rule to packed sequences, and return the outputs of all tokens.
+    """Apply the rule to packed sequences, and return the outputs of all tokens, [tokens, heads, value size].
 
+    q, k, v: [tokens, heads, size]; q is scaled already.
+    decay: [tokens, heads], the logarithm of the state's factor. rate: [tokens, heads], the op's ``beta``.
     lengths: how many tokens each sequence has.
     state: [sequences, heads, value size, key size]; the new states are written into it."""
     longest = int(lengths.max())

@@ -108,7 +108,8 @@ def _op(op: str, kernels: Collection[str], dtype: torch.dtype) -> Case:
 def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
     """Return a case of products with a 4-bit weight, whose sums are exact in any order.
 
-    Each sums at most 200 products of -1, 0 and 1 with integers from -15 to 15, times a power of two.
+    Each result is a sum of at most 200 products. A product is -1, 0 or 1 times an integer from -15 to 15, times a power
+    of two.
     rounds: test the kernel that rounds inputs to int8. Each group of inputs then has a 127, so that the group's scale
         is 1."""
     packing = AWQ.of_groups(48)
@@ -137,7 +138,8 @@ def _packed_linear(dtype: torch.dtype, rounds: bool) -> Case:
 def _mxfp4_linear(dtype: torch.dtype) -> Case:
     """Return a case of products with an mxfp4 weight, whose sums are exact in any order.
 
-    Each sums at most 192 products of -1, 0 and 1 with multiples of 0.5 from -6 to 6, times a power of two."""
+    Each result is a sum of at most 192 products. A product is -1, 0 or 1 times a multiple of 0.5 from -6 to 6, times a
+    power of two."""
     generator = torch.Generator().manual_seed(0)
     qweight = torch.randint(-(2**31), 2**31, (192, 17), generator=generator).to(MXFP4.storage)
     scales, inputs = 2.0 ** small_whole(6, 136, 3), [small_whole(rows, 192, rows) for rows in ROWS]
@@ -279,11 +281,11 @@ def _summed(dtype: torch.dtype) -> Case:
 
 
 def _tokens(dtype: torch.dtype) -> Case:
-    """Return a case of the kernels that take the largest logit and that draw a token.
+    """Return a case of two kernels: one takes the token with the largest logit, the other draws a token.
 
-    One input has 2500 equal logits: the lowest token is the largest, and a draw goes through these tokens in order. In
-    the other input each token is half as probable as the next one. From it tokens are also drawn under a limit: top-k,
-    top-p or min-p.
+    In one input 2500 tokens have the same logit, the largest. The first kernel must take the lowest of these tokens.
+    The second must add up their probabilities in their order. In the other input each token is half as probable as the
+    next one. From this input tokens are also drawn under a limit: top-k, top-p or min-p.
     """
     equal = torch.zeros(4, 5000)
     equal[:, 1::2] = -torch.inf

@@ -16,8 +16,8 @@ _COLUMNS, _INNER = 64, 64
 class Choices:
     """The choices of all tokens, sorted by expert, as moe_align_block_size returns them.
 
-    A choice is a pair of a token and one of its experts. The choices of a token have consecutive numbers.
-    order: int32, the numbers of the choices, in blocks of one expert each; a number of ``count`` or more is padding.
+    A choice is a pair of a token and one of its experts. The choices of a token have consecutive ids.
+    order: int32, the ids of the choices, in blocks of one expert each. An id of ``count`` or above is padding.
     owners: int32, the expert of each block.
     padded: int32 [1], how many entries of ``order`` are in use.
     count: the number of choices.

@@ -61,11 +61,11 @@ class Callbacks:
         self._failure: tuple[str, BaseException] | None = None
 
     def without_arguments(self, kind: str, user: Callable[[], Any]) -> Any:
-        """Return a C function that calls ``user()``. kind: the API function that sets it."""
+        """Return a C function that calls ``user()``. kind: the LiteNetwork method that the caller gave ``user`` to."""
         return self._native(AsyncCallback, kind, user, lambda: ())
 
     def with_tensors(self, kind: str, user: Callable[[TensorsByIo], Any]) -> Any:
-        """Return a C function that calls ``user`` with the network's tensors. kind: the API function that sets it."""
+        """Return a C function that calls ``user`` with the network's tensors. kind: see ``without_arguments``."""
         network = self._network
         return self._native(IoCallback, kind, user, lambda *native: (_tensors(network(), *native),))
 
@@ -118,8 +118,9 @@ class Callbacks:
 def _ended(network: Any, kind: str) -> None:
     """Tell a network that its callback has ended.
 
-    The caller does this inside ``_inside``, and keeps no reference to the network. If the last reference ended after
-    ``_inside``, the network's finalizer would run in this thread and wait for this very thread."""
+    The end of this function may drop the last reference to the network. Then the network's finalizer runs in this
+    thread. ``_inside`` tells the finalizer that it must not wait here, because it would wait for this very thread. So
+    the caller must call this function inside ``_inside``, and must keep no reference of its own to the network."""
     if network is not None:
         network._callback_ended(kind)
 

@@ -95,9 +95,9 @@ def update_decryption_key(decryption_name: str, key: Sequence[int] | bytes) -> N
 def damage(decryption_name: str, data: memoryview) -> str | None:
     """Return a reason not to decrypt ``data``, if no built-in method could have written it; else None.
 
-    A method that the user registered always gets None. The library itself does not check the size of ``data``.
-    AES_default writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8 bytes. The
-    RC4 methods write words of 8 bytes; the last word is a checksum."""
+    The result is always None for a method that the user registered. The library itself does not check the size of
+    ``data``. AES_default writes an initialisation vector of 16 bytes, blocks of 16 bytes, and the model's size in 8
+    bytes. The RC4 methods write words of 8 bytes; the last word is a checksum."""
     if decryption_name == "AES_default":
         body = len(data) - 24
         if body < 16 or body % 16:

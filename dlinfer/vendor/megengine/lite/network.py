@@ -30,7 +30,7 @@ _under_way: set["LiteNetwork"] = set()
 
 
 class LiteNetwork(NetworkSettings):
-    """A model that can be run. One thread at a time may use a network, but different networks may run at once.
+    """A model that can be run. One thread at a time may use a network, but different networks may run concurrently.
 
     All methods raise LiteArgumentError for a bad argument and LiteError if the library fails."""
 
@@ -98,12 +98,14 @@ class LiteNetwork(NetworkSettings):
     # --- running it
 
     def forward(self) -> None:
-        """Start a run, and end it by ``wait``.
+        """Start a run. The caller must then call ``wait``, which ends the run.
 
         An asynchronous run also ends with the callback of ``async_with_callback``.
         Raises LiteBusyError while a network that shares this one's run-time memory runs.
         Raises LiteCallbackError if a callback raised.
-        Raises LiteError if the library fails, inside the network's own callbacks, and during an asynchronous run."""
+        Raises LiteError if the library fails.
+        Raises LiteError if a callback of this network calls it.
+        Raises LiteError if the last asynchronous run has not ended."""
         self._refuse_inside("forward")
         if self._asynchronous and self._no_copy:
             detail = (
@@ -169,7 +171,7 @@ class LiteNetwork(NetworkSettings):
         self._asynchronous = True
 
     def _callback_ended(self, callback: str) -> None:
-        """Mark an asynchronous run as ended, if the library calls no kind of callback after ``callback``."""
+        """Mark an asynchronous run as ended, if ``callback`` is the last one that the library calls in a run."""
         if self._asynchronous and self._last_callback == callback:
             self._end()
 
@@ -232,7 +234,7 @@ class LiteNetwork(NetworkSettings):
     def share_weights_with(self, src_network: "LiteNetwork") -> None:
         """Use ``src_network``'s model and weights instead of a model of this network's own.
 
-        Both networks may run at once."""
+        Both networks may run concurrently."""
         call = "share_weights_with"
         instance(call, "src_network", LiteNetwork, src_network)
         if self._begun:
@@ -244,8 +246,8 @@ class LiteNetwork(NetworkSettings):
     def share_runtime_memroy(self, src_network: "LiteNetwork") -> None:
         """Share ``src_network``'s run-time memory, which is all memory but weights and graph.
 
-        Call this before ``load``. After ``load`` it raises LiteError. The two networks cannot run at once: ``forward``
-        raises LiteBusyError. MegEngine's document spells the name like this."""
+        Call this before ``load``. After ``load`` it raises LiteError. While one of the two networks runs, the other's
+        ``forward`` raises LiteBusyError. MegEngine's document spells the name like this."""
         call = "share_runtime_memroy"
         source = instance(call, "src_network", LiteNetwork, src_network)._with_graph(call)
         with self._group.joining(call, src_network._group):

@@ -206,7 +206,7 @@ class LiteTensor:
         data: a list, an ndarray or a c_void_p. A list's numbers replace the tensor's first elements. An ndarray is
             copied whole; if its size in bytes differs from the tensor's, the tensor takes the ndarray's layout. From
             the address in a c_void_p, as many bytes are copied as the tensor has.
-        data_length: for a c_void_p without ``layout``, the tensor's size in bytes.
+        data_length: read only for a c_void_p. It must equal the tensor's size in bytes. With ``layout`` it may be 0.
         layout: the tensor's new layout; None keeps the old one, except for an ndarray of another size.
         Raises LiteArgumentError. The module ``dtypes`` lists the conversions."""
         call = "set_data_by_copy"
@@ -235,7 +235,7 @@ class LiteTensor:
 
         data: a contiguous ndarray, or a c_void_p. An ndarray needs a tensor that is on the CPU or page-locked, and is
             kept alive. The memory at a c_void_p must be on the tensor's device and exist as long as the tensor uses it.
-        length: for a c_void_p without ``layout``, the tensor's size in bytes.
+        length: read only for a c_void_p. It must equal the tensor's size in bytes. With ``layout`` it may be 0.
         layout: the tensor's new layout; None keeps the old one, except for an ndarray of another size.
         Raises LiteArgumentError."""
         call = "set_data_by_share"
@@ -256,9 +256,10 @@ class LiteTensor:
     def _fit(self, call: str, values: np.ndarray, layout: LiteLayout | None) -> None:
         """Set the tensor's layout so that the tensor can take the array ``values``.
 
-        layout: the new layout, with the array's dtype and size in bytes. None keeps the tensor's layout if the array
-            has as many bytes, else it takes the array's layout.
-        Raises LiteArgumentError for another layout, and for another dtype if the tensor keeps its layout."""
+        layout: the new layout. None keeps the tensor's layout if the array has as many bytes as the tensor, and sets
+            the array's layout otherwise.
+        Raises LiteArgumentError if ``layout`` has another dtype or size in bytes than the array.
+        Raises LiteArgumentError if the tensor keeps its layout and has another dtype than the array."""
         if layout is not None:
             if layout.nbytes != values.nbytes or layout.dtype != values.dtype.type:
                 raise wrong(call, "layout", f"one of {values.dtype} {values.shape}", layout)

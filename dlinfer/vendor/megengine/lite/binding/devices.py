@@ -14,14 +14,16 @@ _ALWAYS = (LiteDeviceType.LITE_CPU, LiteDeviceType.LITE_DEVICE_DEFAULT)
 
 
 def device_count(device_type: int) -> int:
-    """Return this machine's number of devices of a type. Raises LiteError for a type that the library does not know."""
+    """Return how many devices of a type this machine has. Raises LiteError for a type that the library lacks."""
     native = checked("get_device_count", device_type)
     return library().ask("get_device_count", native, said=f"get_device_count({device_type!r})")
 
 
 def usable(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type. Raises LiteError if this machine has no device of this type.
+    """Return a device type as the C header numbers it.
 
+    device_type: the type as ``LiteDeviceType`` numbers it. The numbers of LITE_DEVICE_DEFAULT differ.
+    Raises LiteError if this machine has no device of this type.
     Raises LiteArgumentError for an unknown type."""
     native = checked(call, device_type)
     if device_type not in _ALWAYS and not device_count(device_type):
@@ -30,7 +32,7 @@ def usable(call: str, device_type: int) -> int:
 
 
 def checked(call: str, device_type: int) -> int:
-    """Return the C header's number of a device type, whether or not this machine has one. Raises LiteArgumentError."""
+    """Return what ``usable`` returns, even if this machine has no device of the type. Raises LiteArgumentError."""
     device = member(call, "device_type", LiteDeviceType, device_type)
     return _NATIVE_DEFAULT if device is LiteDeviceType.LITE_DEVICE_DEFAULT else int(device)
 
