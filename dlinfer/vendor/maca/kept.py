@@ -28,7 +28,7 @@ def _is_of(entry: Made, tensors: list[Tensor]) -> bool:
 
 
 class LastAnswer:
-    """Remembers the last result of ``look``, a function of tensors for which the host waits for the card.
+    """Remembers the last result of ``look``, a function of tensors that makes the host wait for the card.
 
     ``of`` calls ``look(*tensors)`` again only for other tensors, or after a write to one of them. So the host waits
     once for each step, not once for each layer.

@@ -148,7 +148,10 @@ def attend_to_pages(
 
 
 def _calls(new: list[int], keys: list[int], causal: bool) -> Iterator[tuple[int, list[_Piece]]]:
-    """Cut prompts into pieces. For each call of flash_mla, yield its pieces, after their common number of queries."""
+    """Cut prompts into pieces. Yield two values for each call of flash_mla.
+
+    The first is how many queries each of the call's pieces has, the second is the call's pieces.
+    """
     by_size: dict[int, list[_Piece]] = {}
     start = 0
     for sequence, (count, length) in enumerate(zip(new, keys, strict=True)):

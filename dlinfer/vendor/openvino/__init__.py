@@ -34,9 +34,9 @@ def _probe() -> Probe:
 
 
 def _ends_the_process(limit: str) -> bool:
-    """Return whether OpenVINO crashes under this limit of oneDNN.
+    """Return whether OpenVINO crashes on this CPU if a variable of ``_LIMITS`` has the value ``limit``, such as AVX2.
 
-    It calls AVX-512 kernels all the same if the CPU has AVX-512.
+    On a CPU with AVX-512, OpenVINO calls AVX-512 kernels in spite of a lower limit, and crashes.
     """
     from dlinfer.graph.cache.fingerprint import cpu_flags
 

@@ -40,9 +40,9 @@ class Builder:
 
     call: the node's call that is being lowered.
     values: node -> its value in the model. keep: memory of the model's constants. notes: for reports.
-    limits: index inputs to check before the model runs. A key is (name of the input, indexed size of the fake tensor,
-        whether negative indices count from the end). A value is the indexed size, or (input, dimension) that has this
-        size.
+    limits: index inputs to check before the model runs. A key is (name of the index input, text of the fake tensor's
+        size in the indexed dimension, whether negative indices count from the end). A value is the bound for the
+        indices: a number, or (name of an input, dimension) for that dimension's size at run time.
     places: index tensors that the model itself checks (``lowerings.places``).
     faults: reason -> bool tensors; if one is true, torch has to run the graph instead.
     sums: (reason, type, rank) -> sums of elements; if one is NaN, torch has to run the graph instead."""
@@ -120,7 +120,8 @@ class Builder:
     def assembled(self, node: fx.Node) -> Any:
         """Return a node's value: an output, a Python number, or a list of these.
 
-        A value that is ``written.Rows`` is first assembled to the whole tensor.
+        ``written.Rows`` is a tensor kept in parts: the old tensor, and new rows that replace some of its rows. This
+        first builds the whole tensor from the parts.
         """
         value = self.values[node]
         if isinstance(value, InPlace):
@@ -176,8 +177,8 @@ class Builder:
     def full(self, number: Any, sizes: Any) -> Output:
         """Fill a tensor of the result's dtype with a number.
 
-        The broadcast is a node of its own. OpenVINO moves sums and products through other broadcasts, and then takes
-        size 1 where a size is 0."""
+        The broadcast has the mode EXPLICIT. OpenVINO moves sums and products through broadcasts of other modes. If a
+        size is 0, the result then wrongly has size 1 there."""
         return op.broadcast(self.cast(number, self.kind), sizes, self.axes([]), "EXPLICIT").output(0)
 
     def axes(self, values: Sequence[int]) -> Output:
@@ -218,7 +219,10 @@ class Builder:
         ).output(0)
 
     def _cast_fault(self, value: Output, kind: ov.Type) -> None:
-        """Let torch run the graph instead if ``value``, floats to cast to int64, has NaN or too large numbers."""
+        """Let torch run the graph instead if ``value`` has NaN, or numbers of ``KEPT.cast`` or more.
+
+        value: floats that ``cast`` converts to int64. kind: their type.
+        """
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(
             op.logical_not(inside).output(0),

@@ -18,7 +18,10 @@ def core() -> ov.Core:
 
 
 class _Process:
-    """forked: whether this process was forked from one that had loaded OpenVINO, whose threads stayed in the parent."""
+    """A fact about this process.
+
+    forked: whether the process was forked after OpenVINO was loaded. OpenVINO's threads then stayed in the parent.
+    """
 
     forked = False
 

@@ -83,7 +83,10 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
         return op is not None and any(word in op._schema.name for word in _HEAVY)
 
     def lower(self, function: Function, options: OpenVINOOptions, policy: str) -> Lowered:
-        """Build a model of the function. Its weights are parameters, which ``Lowered.compile`` turns into constants."""
+        """Build a model of the function. Its weights are parameters, which ``Lowered.compile`` turns into constants.
+
+        policy: the fallback policy, which has no effect here.
+        """
         template = template_of(function, type(function.graph_module).__name__)
         if (reason := template.misfit(options)) is not None:
             raise RefusedError(reason)
@@ -101,7 +104,10 @@ class OpenVINOEngine(ValueEngine[OpenVINOOptions]):
                     raise RefusedError(reason, node.name)
 
     def keeps(self, callees: Collection[str]) -> bool:
-        """Return False: compiled models are not stored, so each process compiles them again."""
+        """Return False: no other process can load a program's callees (the functions that it calls).
+
+        OpenVINO's compiled models are not stored, so each process compiles them again.
+        """
         return False
 
     def identity(self, cache_dir: Path) -> str:
@@ -113,7 +119,7 @@ _HEAVY = ("linear", "matmul", "mm", "conv", "attention", "moe")
 
 
 def _number_beyond(node: fx.Node) -> int | None:
-    """Return a number in a node's arithmetic that the integer dtype of a tensor operand cannot hold; else None."""
+    """Return a Python int operand of a node that the integer dtype of a tensor operand cannot hold; None if all fit."""
     op = overload(node)
     if op is None:
         return None

@@ -163,10 +163,12 @@ class OpenVINOLowered(Lowered):
     def _part(
         self, origin: int | None, inputs: Sequence[Any], remaining: Iterator[Tensor], target: int | None
     ) -> Tensor | None:
-        """Return the tensor at ``origin``: the model's next output, or an input; None if ``origin`` is None.
+        """Return a tensor that a result needs: the model's next output, an input, or None.
 
-        target: the input that the result overwrites. An input at ``origin`` is copied if it becomes a fresh output, or
-            if another result may overwrite it."""
+        origin: OUTPUT, the input's position, or None.
+        remaining: the model's outputs that no result has taken.
+        target: position of the input that the result overwrites; None if the result is a new tensor. An input at
+            ``origin`` is copied if the result is a new tensor, or if some result overwrites this input."""
         if origin is None:
             return None
         if origin == OUTPUT:
@@ -178,9 +180,10 @@ class OpenVINOLowered(Lowered):
 
 
 def _written(inputs: Sequence[Any], result: Result, source: Tensor | None, index: Tensor | None) -> Tensor:
-    """Return a result's value: ``source`` as a fresh tensor, or the input that gets the new content.
+    """Return a result's value: ``source`` for the kind "fresh", else the input ``result.target``.
 
-    If the result is rows of the input, this writes them.
+    For the kind "rows", first write the rows ``source`` into that input, at the places ``index`` along ``result.dim``.
+    For the kind "kept", the model has written into that input already.
     """
     if result.target is not None and result.kind != "fresh":
         target = inputs[result.target]

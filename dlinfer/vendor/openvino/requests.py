@@ -20,7 +20,8 @@ from dlinfer.vendor.openvino.workarounds.constants import NOWHERE, no_places
 class Requests:
     """Callable: takes tensors for a compiled model's parameters and returns fresh tensors of its outputs.
 
-    Threads may call it at once. Each thread has its own request, whose intermediate memory stays until the thread ends.
+    Several threads may call it concurrently. Each thread has its own request. A request's intermediate memory stays
+    until its thread ends.
     """
 
     def __init__(self, compiled: ov.CompiledModel, dtypes: Sequence[torch.dtype], keep: Any) -> None:

@@ -39,8 +39,9 @@ class Result:
     kind: ``fresh``: the value is ``source``. ``rows``: the rows ``source`` are written into the input ``target`` at the
         places ``index`` along ``dim``. ``kept``: the model itself writes into the memory of the input ``target``.
     target: position of the input that the value overwrites; None if it overwrites none.
-    source, index: where these tensors come from: position of an input, or OUTPUT for the model's next output. An
-        unchanged input is no output of the model, since the CPU plugin would not write it there."""
+    source, index: where these tensors come from: OUTPUT for the model's next output, or the position of an input that
+        the model leaves unchanged. Such an input is no output of the model, because the CPU plugin does not copy a
+        parameter into the memory of an output."""
 
     kind: str
     dtype: str

@@ -42,7 +42,7 @@ class AscendEngine(ValueEngine[AscendOptions]):
         self._asked: dict[str, str | None] = {}
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        """Return a reason why no graph can run a call: a lowering's rule, or torchair's error. Else return None."""
+        """Return a reason why no graph can run a call (a lowering's rule, or torchair's error); None if one can."""
         op = overload(node)
         if op is not None and op.namespace == NAMESPACE:
             return lowerings.refusal(op, map_arg(arguments(node), fake))
@@ -54,7 +54,10 @@ class AscendEngine(ValueEngine[AscendOptions]):
         return self._asked[kind]
 
     def lower(self, function: Function, options: AscendOptions, policy: str) -> Lowered:
-        """Convert the function to a graph of GE. Raises RefusedError with torchair's message."""
+        """Convert the function to a graph of GE. Raises RefusedError with torchair's message.
+
+        policy: the fallback policy, which has no effect here.
+        """
         return AscendLowered(function)
 
     def _fault(self, node: fx.Node) -> str | None:

@@ -25,7 +25,7 @@ from dlinfer.vendor.openvino.int_ranges.rules import ARITHMETIC, KEEPS, NUMBERS,
 class Ranges:
     """Callable: takes a call's inputs. Returns a reason if integers may exceed the engine's bits; else None.
 
-    Threads may call it at once. inputs: positions of the inputs whose intervals the caller has to pass."""
+    Several threads may call it concurrently. inputs: positions of the inputs whose intervals the caller has to pass."""
 
     def __init__(self, graph: fx.Graph, kept: Kept) -> None:
         """Raise UnknownSizeError if a size in the graph does not follow from the sizes of its inputs."""
@@ -81,7 +81,7 @@ class Ranges:
     def _elements(self, node: fx.Node) -> list[int]:
         """Return positions of sizes, as ``_number`` does.
 
-        The sizes' sum bounds how many elements a node sums or counts.
+        These sizes added up are an upper bound of how many elements the node sums or counts.
         """
         named = arguments(node) if overload(node) is not None else {}
         tensors = [value for value in map(fake, node.all_input_nodes) if isinstance(value, Tensor)]
@@ -160,10 +160,11 @@ class Ranges:
         return lambda known, numbers: [unknown] * results if results else unknown
 
     def _operands(self, node: fx.Node, keeps: bool) -> dict[str, list[Any]]:
-        """Return parameter -> its integers: nodes, positions of sizes (see ``_number``), or intervals of fixed numbers.
+        """Return parameter of the op -> its integers. An example for x * 2: {"self": [node], "other": [(2, 2)]}.
 
-        keeps: whether the op only selects elements; operands that cannot be elements of the result are then left
-            out."""
+        An integer is a node, the position of a size (see ``_number``), or the interval of a fixed number.
+        keeps: whether the op only selects elements. Then parameters that never give elements of the result, such as the
+            indices of a gather, are left out."""
         operands: dict[str, list[Any]] = {}
         for name, argument in arguments(node).items():
             every = argument if isinstance(argument, (list, tuple)) else [argument]

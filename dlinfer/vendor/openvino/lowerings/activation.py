@@ -122,7 +122,7 @@ def glu(b: Builder, x: Output, dim: int = -1) -> Output:
 def _softmax(function: Any, of_scalar: Any) -> Build:
     """Return a lowering to ``function``, a softmax. As in torch, the input is first converted to the result's dtype.
 
-    of_scalar: a function of (x, x) that returns the softmax of x of rank 0."""
+    of_scalar: for x of rank 0. It is called as of_scalar(x, x): x / x is the softmax, and x - x the log-softmax."""
 
     def build(b: Builder, x: Output, dim: int, *_: Any) -> Output:
         x = b.cast(x, b.kind)

@@ -209,9 +209,9 @@ def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Output:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, x: Any, end: Any, weight: Any) -> Output:
-    """Interpolate from ``x`` to ``end``.
+    """Interpolate from ``x`` to ``end``, so that weight 0 gives exactly x and weight 1 exactly end.
 
-    As in torch, the nearer of the two is the start, so that both ends are exact.
+    As in torch, the formula starts from x if abs(weight) < 0.5, otherwise from end.
     """
     kind = ov.Type.f32 if b.kind in SHORT else b.kind
     x, end, weight = (b.cast(value, kind) for value in (x, end, weight))

@@ -1,12 +1,13 @@
 """Scaled dot-product attention with masks, causality and grouped heads, over keys and values or over a cache.
 
-All query heads of one key head are rows of one product, so keys and values are not repeated.
+With grouped heads, the query heads of one key head are stacked as rows of one matrix product. So keys and values are
+not repeated.
 
 If the graph has just written rows of a cache (``written.Rows``), attention reads the old cache and the new rows, and
-does not build the whole new cache. Scores with the new rows replace the scores with the old rows at the same places. In
-the product with the values, the probabilities of these places multiply the new rows, and 0 multiplies the old rows. The
-result is NaN if an old value is NaN or infinite. It is wrong if a place is written twice. The model detects both cases,
-and torch then runs the graph instead.
+does not build the whole new cache. At the positions of the new rows, scores with the new keys replace scores with the
+old keys. In the product with the values, the probabilities at these positions multiply the new values, and 0 multiplies
+the old values. The result is NaN if an old value is NaN or infinite. It is wrong if a position is written twice. The
+model detects both cases, and torch then runs the graph instead.
 """
 
 from typing import Any

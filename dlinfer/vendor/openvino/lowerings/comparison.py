@@ -121,7 +121,8 @@ lowers(aten.isnan.default)(lambda b, x: op.not_equal(x, x).output(0))
 def _to_infinity(compares: Any, of_integers: Any) -> Build:
     """Return a lowering that compares the absolute values of floats with infinity, by ``compares``.
 
-    of_integers: compares integers with themselves, which gives the same bool for all of them."""
+    of_integers: the op for an integer x, which is never infinite. It compares x with x: ``equal`` gives True for all
+        elements, ``not_equal`` gives False."""
 
     def build(b: Builder, x: Output) -> Output:
         kind = x.get_element_type()

@@ -19,7 +19,10 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 def filled(
     b: Builder, *, self: Output | None = None, size: Any = None, fill_value: Any = None, value: Any = None
 ) -> Output:
-    """Fill a tensor with a number. Its size is ``size`` or, if that is None, the size of ``self``."""
+    """Fill a tensor with a number. Its size is ``size`` or, if that is None, the size of ``self``.
+
+    fill_value, value: the number. Each op has one of these two parameters; the other is None.
+    """
     sizes = b.numbers(size) if size is not None else op.shape_of(self, "i64")
     return b.full(value if fill_value is None else fill_value, sizes)
 

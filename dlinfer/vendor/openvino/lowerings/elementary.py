@@ -51,8 +51,8 @@ _LN2, _LN10 = 0.6931471805599453, 2.302585092994046
 def opposite(b: Builder, x: Any) -> Any:
     """Return -x for float32 x, as a product with -1.
 
-    The plugin replaces negations, differences with a constant, and quotients by nodes of its own. Those nodes lack the
-    mark that keeps float32 beside bfloat16 (workarounds/precision.py)."""
+    The plugin puts nodes of its own in place of negations, differences with a constant, and quotients. Its nodes lack
+    the attribute that makes a node compute in float32 in a bfloat16 model (workarounds/precision.py)."""
     return op.multiply(x, _number(b, -1.0))
 
 

@@ -75,9 +75,10 @@ def truncated(b: "Builder", x: Output, y: Any) -> tuple[Output, Output]:
 def difference(b: "Builder", x: Any, y: Any, kind: ov.Type) -> tuple[Output, Output]:
     """Return two operands that compare in float32 just as x and y compare exactly.
 
-    If x or y is a fixed number below 2**24, they compare exactly as they are. Otherwise the operands are a number with
-    the sign of x - y, and 0. The difference may need 33 bits, so it is computed in halves: x - y = 2 * h + l with h in
-    -2**31..2**31 - 1 and l in -1, 0, 1. The sign of x - y is the sign of h, or of l if h is 0."""
+    If x or y is a fixed number between -2**24 and 2**24, the operands are x and y: float32 has this number exactly, and
+    rounds no other integer to it or past it. Otherwise the operands are a number with the sign of x - y, and 0. The
+    difference may need 33 bits, so it is computed in halves: x - y = 2 * h + l with h in -2**31..2**31 - 1 and l in
+    -1, 0, 1. The sign of x - y is the sign of h, or of l if h is 0."""
     small = [not isinstance(value, Output) and abs(value) < 1 << 24 for value in (x, y)]
     if any(small):
         return b.cast(x, kind), b.cast(y, kind)

@@ -68,9 +68,9 @@ def outer(b: Builder, x: Output, y: Output) -> Output:
 
 
 def _counts(call: Call) -> str | None:
-    """Return a reason to refuse a product of integers, or one with alpha=0 except ``baddbmm``; else None.
+    """Return a reason to refuse a product of integers, or alpha=0 in an op other than ``baddbmm``; else None.
 
-    With alpha=0 torch ignores NaN in the matrices.
+    With alpha=0 those ops of torch ignore NaN in the matrices.
     """
     if call.arguments["alpha"] == 0 and call.target is not aten.baddbmm.default:
         return "the factor of a product is 0, so its matrices must not be read"

@@ -47,7 +47,7 @@ def native_layer_norm(
 
 
 def _by_channel(b: Builder, x: Output, weight: Output | None, bias: Output | None, like: Output) -> Output:
-    """Multiply x by a weight and add a bias, both with one number for each channel. Return the type of ``like``."""
+    """Multiply x by a weight and add a bias, both with one number for each channel. The result has ``like``'s type."""
     parameters = [
         None if parameter is None else channels(b, parameter, rank(like)) for parameter in (weight, bias)
     ]

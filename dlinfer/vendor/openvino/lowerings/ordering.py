@@ -15,7 +15,10 @@ I64, F32 = ov.Type.i64, ov.Type.f32
 
 
 def sorted_first(b: Builder, x: Output, number: Size, axis: int, largest: bool) -> list[Output]:
-    """Return two tensors: values and indices of the first ``number`` elements along an axis. NaN may come anywhere."""
+    """Return two tensors: values and indices of the first ``number`` elements along an axis.
+
+    The place of NaN in this order is undefined.
+    """
     mode = "max" if largest else "min"
     return list(op.topk(x, b.cast(number, I64), axis, mode, "value", "i64", stable=True).outputs())
 

@@ -152,8 +152,8 @@ def _same_rank(call: Call) -> str | None:
 def _reduced(call: Call) -> str | None:
     """Return a reason to refuse a scatter with a reduction; else None.
 
-    A maximum or minimum of floats without ``self`` is refused, because the plugin starts from a finite number and loses
-    infinity."""
+    A maximum or minimum of floats with include_self=False is refused, because the plugin starts from a finite number
+    and loses infinity."""
     arguments = call.arguments
     alone = not arguments.get("include_self", True) and arguments["reduce"] in ("amax", "amin")
     if alone and call.fake("self").is_floating_point():

@@ -100,10 +100,12 @@ lowers(aten.split_with_sizes.default, aten.split.sizes)(lambda b, x, sizes, dim=
 
 @lowers(aten.split.Tensor, aten.chunk.default, aten.unsafe_chunk.default, aten.tensor_split.sections)
 def split(b: Builder, x: Output, how: Any, dim: int = 0) -> list[Output]:
-    """Split into as many parts as the captured call returns.
+    """Split x into as many parts as the captured call returns.
 
-    If the parts' lengths vary between calls, all parts but the last are equally long. With tensor_split the lengths
-    differ by at most one, and the longer parts come first."""
+    how: for aten.split the length of each part but the last, for the other ops the number of parts.
+
+    If the lengths vary between calls, the model computes them as torch does. With tensor_split they differ by at most
+    one, and the longer parts come first. With the other ops all parts but the last are equally long."""
     lengths = [fixed_size(part.shape[dim]) for part in b.call.result]
     if None not in lengths:
         return _parts(b, x, dim, lengths)

@@ -21,7 +21,7 @@ def check_slots(
     """Check that a cache write's slots are the last positions of each sequence, in its blocks, as attention assumes.
 
     The arguments are those of ``cached_attention``.
-    caches: the layers' caches, but only one of each number of blocks.
+    caches: the layers' caches, one for each distinct number of blocks.
 
     Raises OpArgumentError, also for a block outside the caches, or a length outside the table."""
     # On the host, which needs the answer. Slots and blocks are on the device, lengths often on the host.

@@ -1,10 +1,14 @@
 """Keep OpenVINO 2026.4.1 from fusing attention wrongly with the ops around it.
 
-The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops. This
-goes wrong in three cases. If there are as many heads as tokens, the results are wrong. If two ops read the fused node,
-or the same later op, the process crashes. With fixed sizes it also crashes if a later op that divides, compares or
-follows a transposition reads another tensor. A roll by 0 stops the fusion, since no pass folds it. The roll costs a
-copy."""
+The CPU plugin fuses scores, softmax and product with transpositions on all sides and with later elementwise ops, up to
+the next matrix product. This goes wrong in three cases:
+
+- There are as many heads as tokens. The results are wrong.
+- The attention's result, or the result of a later elementwise op, has two readers. The process crashes.
+- Sizes are fixed, and a later elementwise op reads another tensor, for example attention(q, k, v) / x. The process
+  crashes if this op divides, compares or follows a transposition.
+
+A roll by 0 stops the fusion, since no pass folds it. The roll costs a copy."""
 
 import openvino as ov
 import openvino.opset16 as op
@@ -54,7 +58,7 @@ def _is_square(node: Node) -> bool:
 
 
 def _forks(node: Node) -> bool:
-    """Return whether two ops read a node, or an op that depends on the node, before the next matrix product."""
+    """Return whether a node, or some op between the node and the next matrix product, has two readers."""
     readers = [port.get_node() for output in node.outputs() for port in output.get_target_inputs()]
     fused = [reader for reader in readers if reader.get_type_name() not in _ENDS]
     return bool(fused) and (len(readers) > 1 or any(map(_forks, fused)))

@@ -1,9 +1,9 @@
 """Workarounds for values that depend only on constants: OpenVINO 2026.4.1 computes them once, then overwrites them.
 
 OpenVINO folds many of these values before it compiles. The CPU plugin computes the other values once, but a later op
-may reuse their memory for its own result. The next call, or another op of the same call, then reads that result. The
-operand of a roll keeps its memory if the roll is not constant itself. So these values get a roll by an input that is
-always 0.
+may reuse their memory for its own result. The next call, or another op of the same call, then reads that result. No op
+reuses the memory of a roll's operand, if the roll depends on an input. So a value that an op would overwrite becomes
+the operand of a roll by an input that is always 0, and the op reads the roll.
 
 OpenVINO also drops an Abs of an operand that it considers non-negative, and it considers every converted constant
 non-negative. It fuses a product with NaN and the sum after it into one op, which treats NaN as a number.
@@ -47,7 +47,8 @@ def part_constants(model: ov.Model, write: Write = plainly) -> None:
     """Insert a roll before each op that may overwrite a value that depends only on constants; mutates the model.
 
     The readers of a new roll then run at each call, and may overwrite other values, so this repeats. Extreme constants
-    of neighbouring linear ops come first: behind a roll, OpenVINO does not combine them."""
+    of neighbouring linear ops get a roll too, because OpenVINO does not combine constants behind a roll.
+    write: builds the roll's nodes, see ``Write``."""
     nowhere, parting = None, set[str]()
     while readers := list(_combined(model)) or list(_overwriting(model, parting)):
         for reader in readers:
@@ -147,10 +148,10 @@ def _is_extreme(value: Output) -> bool:
 def _overwriting(model: ov.Model, parting: set[str]) -> Iterator[Input]:
     """Yield inputs of ops that may overwrite a value before it is read again. The values depend only on constants.
 
-    An op that also depends on an input of the model overwrites the value for the next call. If several ops read a
-    value, an op that depends only on constants overwrites it for the other readers: the plugin does not find readers
-    behind a reshape.
-    parting: names of the rolls, which only copy."""
+    There are two kinds of such ops. An op that also depends on an input of the model overwrites a value that the next
+    call reads. An op that depends only on constants may overwrite a value that other ops still have to read. That
+    happens because the plugin misses readers behind a reshape.
+    parting: names of the nodes that ``part_constants`` inserted. They only copy a value."""
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         if node.get_name() not in known or node.get_type_name() == "Constant":
@@ -197,7 +198,7 @@ def _folded(value: Output) -> Node:
 
 
 def _first_of(parted: Output, value: Output) -> Node:
-    """Return the first of the nodes between ``value`` and ``parted``, which reads ``value`` itself."""
+    """Return the node that reads ``value`` itself, among the nodes that compute ``parted`` from ``value``."""
     node = parted.get_node()
     while node.input_value(0) != value:
         node = node.input_value(0).get_node()
@@ -212,9 +213,10 @@ def _parted(value: Any, nowhere: Any) -> Node:
 
 
 def _times_one(value: Any, nowhere: Any) -> Node:
-    """Separate a divisor from its constant by a product with 1.
+    """Multiply a divisor that depends only on constants by 1, so that OpenVINO cannot fold its reciprocal.
 
     A roll would not do: OpenVINO moves reciprocals through rolls to the constant.
+    nowhere: the model's input that is always 0. The 1 is computed from it, so that it is no constant.
     """
     unit = op.convert(op.equal(nowhere, op.constant([0], ov.Type.i64)), value.get_element_type())
     product = op.multiply(value, unit)

@@ -60,9 +60,11 @@ class Precise:
     def marked(self, model: ov.Model, precision: str) -> tuple[ov.Model, frozenset[str]]:
         """Return two values: the model with its float32 nodes marked, and the names of nodes for ``rounded`` to check.
 
-        precision: the model's 16-bit type. An op on 16 bits may compute float32 inside, with numbers beyond float16,
-            such as a sum of squares. For f16 all nodes inside such ops are marked; for bf16 only those of ``kept_wide``
-            and of pointwise ops. The names leave out these nodes, and casts to 16 bits."""
+        precision: the model's 16-bit type.
+
+        An op on 16 bits may compute float32 inside, with numbers beyond float16, such as a sum of squares. For f16 all
+        float32 nodes inside such ops are marked; for bf16 only nodes of ``kept_wide`` and of pointwise ops. The names
+        leave out all nodes inside such ops, and casts to 16 bits."""
         nodes = [node for node in model.get_ops() if _is_wide(node)]
         outside = [node for node in nodes if node.get_name() not in self._inside]
         inside = [

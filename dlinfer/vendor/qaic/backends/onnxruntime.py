@@ -40,7 +40,8 @@ class OnnxruntimeBackend:
     """A model in ONNX Runtime's CPU provider.
 
     Raises QaicUnavailableError if the package onnxruntime is missing.
-    Raises QaicModelError for a QPC, and for an input or output whose type numpy lacks.
+    Raises QaicModelError for a QPC (a model compiled for Cloud AI cards).
+    Raises QaicModelError for an input or output if numpy lacks its type.
     Raises QaicCompileError if ONNX Runtime refuses the model.
     Raises QaicOptionError for an option that has no effect here, if the fallback policy is ``error``.
     """

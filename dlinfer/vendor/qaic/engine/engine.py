@@ -38,7 +38,9 @@ TYPES = frozenset(
 class QaicEngineOptions(EngineOptions):
     """Options of the engine.
 
-    backend: the Session's backend, ``aic`` or ``onnxruntime``. session: the Session's options by name, except ``OWN``.
+    backend: the Session's backend, ``aic`` or ``onnxruntime``.
+    session: the Session's options by name. The options for symbols, the output folder, metrics and profiling (``OWN``)
+        are not allowed.
     """
 
     backend: str = "aic"
@@ -79,7 +81,7 @@ class QaicEngine(OnnxEngine[QaicEngineOptions]):
         return None if dtype in TYPES else f"it uses {dtype}, which a Session's numpy arrays cannot have"
 
     def lower(self, function: Function, options: QaicEngineOptions, policy: str) -> OnnxLowered:
-        """Convert the function to ONNX.
+        """Convert the function to ONNX. policy: the fallback policy, which has no effect here.
 
         Raises QaicUnavailableError if the backend is ``aic`` and the SDK is missing.
         """

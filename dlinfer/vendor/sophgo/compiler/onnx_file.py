@@ -42,7 +42,7 @@ def onnx_bytes_or_file(graph: OnnxGraph, weights: Mapping[str, torch.Tensor], fo
 
 
 def in_one_shape(graph: OnnxGraph, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Give the inputs that ``shapes`` names these sizes, and remove symbolic shapes from the results of all nodes."""
+    """Set the shape of each input that is a key of ``shapes``. Remove symbolic shapes from the results of all nodes."""
     import onnx_ir
 
     for value in graph.model.graph.inputs:

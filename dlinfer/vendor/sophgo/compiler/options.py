@@ -35,8 +35,7 @@ class BmodelOptions:
 
     chip, quantize, addr_mode: an item of ``CHIPS``, ``QUANTIZE`` and ``ADDR_MODES``.
     cores: the number of the chip's cores that a net uses.
-    group_size: the number of 4-bit weights with a common scale, which follow each other in a column of the matrix; 0
-        means whole columns.
+    group_size: how many consecutive 4-bit weights of a column share a scale; 0 means whole columns.
     dynamic: whether sizes may be smaller at run time than at compile time.
     timeout: seconds until the compiler is killed. It is not a part of ``identity``."""
 

@@ -54,7 +54,7 @@ class SophgoEngine(ValueEngine[SophgoOptions]):
         return nodes.wrong_numbers(node) or self._refusals.of(node)
 
     def lower(self, function: Function, options: SophgoOptions, policy: str) -> Lowered:
-        """Export the function to ONNX.
+        """Export the function to ONNX. policy: the fallback policy, which has no effect here.
 
         Bmodels are compiled later: the first call with new sizes or weights compiles one."""
         resolved, reason = settled(options)

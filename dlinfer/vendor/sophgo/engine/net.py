@@ -64,8 +64,10 @@ class Net:
 
 
 def _argument(model: LoadedModel, info: TensorInfo, value: Tensor) -> Argument:
-    """Return an input or output of the net as an argument, on the memory that the net has for it (``io_alone``).
+    """Return an input or output of the net as an argument of ``model.run``.
 
+    The argument uses memory that BMRuntime has reserved for this input or output, since the bmodel's addr_mode is
+    ``io_alone``.
     value: the region's tensor. Raises SophgoRuntimeError if it has another number of elements than the net's."""
     shape = info.shapes[0]
     if prod(shape) != value.numel():

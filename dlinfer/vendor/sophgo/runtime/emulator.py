@@ -57,7 +57,9 @@ def folder(chip: str) -> Path:
 
 
 def without_shim(place: Path) -> str:
-    """Compile the emulator's shim into the folder ``place`` if it is missing. Return "", or the reason if that fails.
+    """Return the reason why the emulator in the folder ``place`` has no shim; "" if it has one.
+
+    If the shim is missing, this compiles it first.
 
     The shim is a few C functions between BMRuntime and bmlib (shim.c). Without it an emulator is only one device. Also
     without it, an emulator whose networks share working memory cannot run networks that need working memory."""

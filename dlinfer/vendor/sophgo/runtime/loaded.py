@@ -46,7 +46,8 @@ class NetworkInfo:
     """A network of a bmodel.
 
     is_dynamic: whether it takes smaller sizes than those of its stages.
-    addr_mode: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4 io_reloc.
+    addr_mode: how the compiler placed inputs and outputs in memory: 0 basic, 1 io_alone, 2 io_tag, 3 io_tag_fuse, 4
+        io_reloc.
     stage_num: the number of stages. A stage is a set of shapes that the network was compiled for."""
 
     name: str

@@ -25,7 +25,8 @@ def made_by(
 ) -> _Made:
     """Return ``form(*args, **kwargs)``. Raises SophgoCallError if ``form`` does not take these arguments.
 
-    call: the name of the user's call, for the message. forms: the start of the message."""
+    call: the name of the user's call, for the message.
+    forms: a sentence for the message, such as "the arguments match none of its three forms"."""
     try:
         inspect.signature(form).bind(*args, **kwargs)
     except TypeError as error:
