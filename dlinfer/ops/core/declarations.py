@@ -123,7 +123,7 @@ class Declarations:
         """Return the function that checks a call's arguments. Its source is generated, so that it runs fast.
 
         extra: a function to call between the rules for ranks and the rules for sizes.
-        names: the names of its parameters, each a parameter of the op or ``rules``.
+        names: the names of ``extra``'s parameters. Each is ``rules``, or also a parameter of the op.
         """
         between = [] if extra is None else [f"extra({', '.join(names)})"]
         lines = [*self._first, *between, *self._rest] or ["pass"]

@@ -80,8 +80,7 @@ def pack(weight: Tensor) -> Tensor:
 
     weight: [rows, columns], bfloat16, any strides.
 
-    The weight is read twice, some rows at a time. Raises
-    OpArgumentError.
+    The weight is read twice, some rows at a time. Raises OpArgumentError.
     """
     if weight.dtype is not torch.bfloat16:
         raise _RULES.error("weight", "a bfloat16 tensor", weight.dtype)
@@ -219,7 +218,7 @@ def _rows(parts: _Parts, which: Tensor, columns: int) -> Tensor:
 
 
 def _exceptions(parts: _Parts, strip: Tensor, in_strip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the exceptions in some rows as two tensors: for each exception, the index among these rows, and the entry.
+    """Return two tensors about the exceptions in some rows: the index of each exception's row, and each entry.
 
     strip, in_strip: the strip of each row, and the row's index in that strip.
     """
@@ -240,7 +239,7 @@ def _swapped(words: Tensor) -> Tensor:
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Split rows into pieces of about ``_AT_A_TIME`` numbers; yield (first row, number of rows).
 
-    A piece is whole strips; only the last piece may end within one.
+    Each piece except the last consists of whole strips.
     """
     step = max(_AT_A_TIME // max(columns, 1) // STRIP, 1) * STRIP
     for row in range(0, rows, step):

@@ -84,7 +84,7 @@ class CapturedLengths:
         self._replayed.record(replaying)
 
     def run(self, op: Callable[..., Any], numbers: Numbers, **arguments: Any) -> None:
-        """Capture a call of ``op`` with ``arguments``, which include the tensors that it writes its results into.
+        """Capture a call of ``op`` with ``arguments``. These include the tensors for the results of ``op``.
 
         The arguments that depend on the lengths come from ``numbers``, which is called again for each replay.
         """
@@ -134,9 +134,9 @@ def _served(kv_seqlens: Sequence[int]) -> list[int]:
 
 
 def _distinct(slots: Tensor) -> Tensor:
-    """Replace each negative slot by a free one, a different one for each row.
+    """Replace each negative slot by a free slot, a different one for each row.
 
-    The free slots come from the first 2 * rows slots: the rows name at most half of these.
+    The free slots come from the first 2 * rows slots, because the rows use at most half of them.
     """
     rows = slots.shape[0]
     first = torch.arange(2 * rows, device=slots.device)

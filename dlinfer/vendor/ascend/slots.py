@@ -79,7 +79,7 @@ def _captured(
 
     A padding row gets a slot that no other row uses, and the k and v that this slot holds already. So its write changes
     nothing. Raises KernelDeclined if the cache has fewer than two slots for each row.
-    tasks: of the capture in progress. It computes the new slots.
+    tasks: the capture in progress (``captured.current()``), which computes the new slots.
     """
     block_size, rows = k_cache.shape[1], kv_start_indices.shape[0]
     count = k_cache.shape[0] * block_size

@@ -52,8 +52,8 @@ def fused_moe(
 def _routed(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort the choices by expert. A choice is a pair of a token and one of its experts, and gives one row.
 
-    Returns three tensors: the token of each sorted row, the sorted row of each choice, and the number of rows of each
-    expert.
+    Returns three tensors: each sorted row's token, the index of each choice's row among the sorted rows, and each
+    expert's number of rows.
     """
     ids = layouts.index(topk_ids, topk_ids.device)
     sources, places, counts, _ = tmo().moe_gen_idx(ids, experts)
@@ -63,8 +63,10 @@ def _routed(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
 def _together(rows: Tensor, places: Tensor, topk_weights: Tensor, renormalize: bool) -> Tensor:
     """Return for each token the weighted sum of its rows.
 
-    places: from ``_routed``, the sorted row of each choice. moe_combine_result needs the experts' numbers of rows only
-        if other cards have some of the experts. Here all experts are on one card.
+    places: from ``_routed``, the index of each choice's row in ``rows``.
+
+    moe_combine_result needs each expert's number of rows only if other cards have some of the experts. Here all experts
+    are on one card.
     """
     weights = topk_weights.float()
     if renormalize:

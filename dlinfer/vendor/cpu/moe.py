@@ -99,7 +99,7 @@ def by_torch(
 ) -> Tensor:
     """Compute the mixture by torch. The ids must be valid.
 
-    stacks: the weights of gate and up, and of down. biases: those of gate and up, and of down; or none.
+    stacks: (gate and up weights, down weights). biases: (gate and up biases, down biases), or empty.
     """
     weights = topk_weights.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if renormalize:
@@ -138,7 +138,7 @@ def _groupable(hidden_states: Tensor, *weights: Tensor) -> bool:
 
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply the rows of each expert by its weight [out, in]. The rows of expert e end at ``ends[e]``."""
+    """Multiply each expert's rows by the expert's weight [out, in]. The rows of expert e end at ``ends[e]``."""
     return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 

@@ -9,7 +9,7 @@ from dlinfer.vendor.camb import layouts, refusing
 
 
 def refuses(call: Any) -> str | None:
-    """Return a reason to refuse a call that holds for both attention ops; None if there is none."""
+    """Return a reason, shared by both attention ops, to refuse a call; None if there is none."""
     if call.logit_softcapping > 0:
         return "torch_mlu_ops does not support logit_softcapping"
     if call.alibi_slopes is not None:

@@ -27,13 +27,15 @@ class _Batch:
 
     @classmethod
     def of(cls, q_ends: Tensor, kv_seqlens: Tensor, aligned: bool) -> "_Batch":
-        """Make a batch from the op's arguments. aligned: whether the attention is causal or has a window.
+        """Make a batch from the op's arguments.
 
-        flash_attention then needs a position for each query. It takes the queries as the sequence's last tokens. The
-        documents do not say so, but every known caller that serves prompts after cached tokens relies on it.
+        aligned: whether the attention is causal or has a window. If so, flash_attention needs a position for each
+            query. It takes the queries as the sequence's last tokens. The documents do not say so, but every known
+            caller that serves prompts after cached tokens relies on it.
 
-        Raises KernelDeclined for two cases that the documents do not cover. One is a sequence with queries but no keys,
-        or keys but no queries. The other, if ``aligned``, is a sequence with more queries than keys.
+        Raises KernelDeclined for a sequence with queries but no keys, or keys but no queries.
+        Raises KernelDeclined, if ``aligned``, for a sequence with more queries than keys.
+        The documents cover neither case.
         """
         ends = q_ends.tolist()
         lens = list(zip((b - a for a, b in pairwise([0, *ends])), kv_seqlens.tolist(), strict=True))

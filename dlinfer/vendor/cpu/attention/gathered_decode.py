@@ -28,7 +28,7 @@ def gathered_decode(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Compute the op ``paged_decode_attention``. caches: the pages of the keys, and those of the values."""
+    """Compute the op ``paged_decode_attention``. caches: (pages of the keys, pages of the values)."""
     if not q.shape[0]:
         return
     block_size = caches[0].block_size
@@ -55,7 +55,10 @@ def gathered_decode(
 
 
 class _Batch(NamedTuple):
-    """The decode queries of some sequences. lengths: numbers of keys. first: index of the first block to read."""
+    """The decode queries of some sequences.
+
+    lengths: each sequence's number of keys. first: for each sequence, the index of the first block to read.
+    """
 
     queries: Tensor  # [batch, kv_heads, group, size]
     block_offsets: Tensor  # [batch, max_blocks]

@@ -159,7 +159,7 @@ class InductorEngine(Engine):
         return join(steps, outputs)
 
     def resolve(self, callee: str) -> Function:
-        """Return the function that a callee in this engine's programs names."""
+        """Return the function that a callee in this engine's programs stands for."""
         kind, _, name = callee.partition(" ")
         return self._clusters.run(name) if kind == "cluster" else kernels.resolve(callee)
 
@@ -199,10 +199,10 @@ class InductorEngine(Engine):
 
 
 def _call(node: fx.Node, kind: str, reference: str) -> list[Step]:
-    """Return the steps that call a node's kernel: the call and, if needed, one that restores the fake results' strides.
+    """Return one or two steps: a call of a node's kernel and, if needed, a step that restores the fakes' strides.
 
     Later steps rely on these strides. Only C++ kernels, except attention, are sure to return contiguous tensors.
-    kind, reference: the kind and the callee of the call's step."""
+    kind, reference: the kind and the callee of the first step."""
     packed = reference.startswith("native ") and reference != "native scaled_dot_product_attention"
     own = packed and all(map(is_contiguous, tensors_of(node)))
     return [Step.of(node, kind, reference)] if own else Step.laid_out(node, kind, reference)

@@ -32,7 +32,7 @@ class Choices:
 def grouped_product(
     rows: Tensor, weights: Tensor, choices: Choices, per_row: int = 1, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Multiply each choice's row by its expert's weight and, if given, by its number in ``row_weights``.
+    """Multiply each choice's row by the weight of the choice's expert and, if given, by the choice's ``row_weights``.
 
     rows: contiguous [choices / per_row, in]; choice c has row c // per_row. weights: [experts, out, in], any strides.
     row_weights: float32 [choices], or None. Returns [choices, out], summed in float32 and rounded once.

@@ -18,7 +18,9 @@ def check_slots(
     kv_seqlens: Tensor,
     caches: list[Tensor],
 ) -> None:
-    """Check that a cache write's slots are the last positions of each sequence, in its blocks, as attention assumes.
+    """Check that a cache write's slots are the last positions of each sequence in the sequence's own blocks.
+
+    Attention assumes these slots.
 
     The arguments are those of ``cached_attention``.
     caches: the layers' caches, one for each distinct number of blocks.

@@ -105,7 +105,10 @@ def no_places() -> ov.Tensor:
 
 
 def _combined(model: ov.Model) -> Iterator[Input]:
-    """Yield inputs that read extreme constants: divisors, and constants that combine with those of the op before."""
+    """Yield inputs that read constants: extreme divisors, and constants that OpenVINO would combine with others.
+
+    OpenVINO combines the constants of two neighbouring linear ops. Only pairs with an extreme constant count.
+    """
     known = _of_constants(model)
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -125,7 +128,10 @@ def _combined(model: ov.Model) -> Iterator[Input]:
 
 
 def _data_and_constant(node: Node, known: set[str]) -> tuple[Input | None, Input | None]:
-    """Return two inputs of a node: the one with data, and the one with a constant. Any other node gives None twice."""
+    """Return two inputs of a node: the one that reads data, and the one that reads a constant.
+
+    Return (None, None) unless the node has exactly one input of each kind.
+    """
     inputs = node.inputs()
     if len(inputs) != 2:
         return None, None

@@ -159,7 +159,7 @@ def _layers(node: Node) -> list[str]:
 
 
 def _added(node: Node, known: Set[str]) -> Iterator[Node]:
-    """Yield the nodes that the plugin itself put before a node, back to nodes of the model.
+    """Yield the nodes that the plugin itself inserted between nodes of the model and ``node``.
 
     known: the names of all nodes of the model.
     """

@@ -273,7 +273,7 @@ def _info(tensor: Any, model: ModelFile) -> TensorInfo:
 
 
 def _open_sizes(infos: Mapping[str, TensorInfo]) -> str:
-    """Return a text that names all input sizes that are not numbers, for a message."""
+    """Return a text for a message: all input sizes that are not numbers."""
     sizes = {
         f"{name}[{dim}]" if size is None else size: None
         for name, info in infos.items()
