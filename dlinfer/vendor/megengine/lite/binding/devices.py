@@ -22,7 +22,7 @@ def device_count(device_type: int) -> int:
 def usable(call: str, device_type: int) -> int:
     """Return a device type as the C header numbers it.
 
-    device_type: the type as ``LiteDeviceType`` numbers it. The numbers of LITE_DEVICE_DEFAULT differ.
+    device_type: the type as ``LiteDeviceType`` numbers it. Only LITE_DEVICE_DEFAULT has another number in the header.
     Raises LiteError if this machine has no device of this type.
     Raises LiteArgumentError for an unknown type."""
     native = checked(call, device_type)
