@@ -135,7 +135,7 @@ class VendorUnavailableError(DlinferError, RuntimeError):
 
 
 class VendorClashError(DlinferError, RuntimeError):
-    """Two packages provide vendors of the same name, or two vendors claim a thing that only one vendor may have."""
+    """Two packages provide vendors of the same name, or two vendors provide graph engines of the same name."""
 
     message = "{what} is claimed by both {first} and {second}."
     next_step = "uninstall one of them, or rename its entry point in the group dlinfer.vendors."
@@ -233,7 +233,10 @@ class DeviceConflictError(DlinferError, RuntimeError):
 
 
 class DeviceWithoutVendorError(DlinferError, RuntimeError):
-    """A framework was asked for a device type whose vendor no installed package provides."""
+    """LMDeploy was asked for a device type such as ascend, but no installed package provides the vendor of that name.
+
+    In contrast, DeviceUnknownError means that no vendor describes the device, though its vendor may be installed.
+    """
 
     message = (
         "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer "
@@ -263,7 +266,7 @@ class ModelFolderError(DlinferError, ValueError):
 
 
 class AdapterFolderError(DlinferError, ValueError):
-    """A LoRA adapter cannot be served. It is missing, corrupt, made for another model, or more than plain LoRA."""
+    """A LoRA adapter cannot be served. It is missing, corrupt, for another model, or an extended LoRA such as DoRA."""
 
     message = "the LoRA adapter {name!r} ({path}) cannot be served: {detail}."
     next_step = "{advice}"

@@ -61,7 +61,10 @@ class _Parser(argparse.ArgumentParser):
     """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse as argparse does, but store unknown options in ``server_options`` if the command has this attribute."""
+        """Parse as argparse does, but store the unknown options of ``dlinfer serve`` in ``server_options``.
+
+        ``dlinfer serve`` sets this attribute as a default of its parser. Other commands refuse unknown options.
+        """
         arguments, rest = self.parse_known_args(args, namespace)
         if hasattr(arguments, "server_options"):
             arguments.server_options = rest

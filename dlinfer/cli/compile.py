@@ -128,7 +128,7 @@ def _ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_again() -> Iterator[None]:
-    """Raise the exception of a signal again if Python dropped it.
+    """A context manager. If Python drops a signal's exception inside the block, raise the exception again soon after.
 
     Python drops an exception that is raised inside a finalizer.
     """

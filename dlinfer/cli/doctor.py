@@ -54,8 +54,9 @@ class Cpu:
     """The CPU as this process sees it.
 
     capability: torch's name of the vector instructions that torch uses. cores: physical cores that the process may
-    use. quota: CPU time that the process's cgroups allow, in CPUs; null without a limit. usable: how many threads can
-    run at once, and why. threads: torch's number of threads for one op.
+    use. quota: CPU time that the process's cgroups allow, in CPUs; null without a limit. usable: a text with the number
+    of threads that can run at once, after the cores and limits that decide it. threads: torch's number of threads for
+    one op.
     """
 
     capability: str
@@ -245,7 +246,7 @@ def _counted(engine: str, vendor: str, results: list[Result]) -> EngineSelfTest:
 
 
 def rivals() -> list[str]:
-    """Return a problem for each installed package of ``RIVALS``: such a package has files in the folder ``dlinfer``."""
+    """Return a problem for each installed distribution in ``RIVALS``, because it overwrites files of this package."""
     return [
         (
             f"{name} {version} is installed too and writes into dlinfer's folder, so the files of the two packages are "

@@ -39,7 +39,10 @@ def explain_folder(
 ) -> Explanation:
     """Explain a prefill and one decode step of a model folder, with a static KV cache.
 
-    batch: number of sequences. length: tokens of each sequence. Raises ModelFolderError and the errors of ``explain``.
+    batch: number of sequences. length: tokens of each sequence. engine: a graph engine's name; None for the default.
+    dynamic: True makes Dynamo compile for dynamic sizes; False leaves the choice of dynamic sizes to Dynamo.
+
+    Raises ModelFolderError and the errors of ``explain``.
     """
     model = _load(folder)
     from transformers import StaticCache

@@ -110,7 +110,7 @@ def _takes(recipe: Toolchain) -> str:
 def _install_shown(recipe: Toolchain) -> None:
     """Install a toolchain and show progress.
 
-    A terminal gets a bar of the size on disk; a pipe gets a line for each step.
+    On a terminal, a bar shows how many of the expected bytes are installed. A pipe gets a line for each step.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

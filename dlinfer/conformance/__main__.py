@@ -17,8 +17,8 @@ def main(descriptor: int, request: dict[str, Any]) -> int:
     Write a line when a check begins, and a line with its result.
 
     descriptor: the file descriptor of the pipe to write to.
-    request: the arguments of ``apart.run``, and the path of the journal. A journal with another key than this run's is
-        ignored.
+    request: the arguments of ``apart.run``, and the path of the journal. A journal is ignored if it belongs to another
+        request, or to other versions or another source of dlinfer and the vendor (see ``journal.key_of``).
     """
     with os.fdopen(descriptor, "w", buffering=1) as out:
 

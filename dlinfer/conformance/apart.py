@@ -41,9 +41,10 @@ def run(
     """Run checks of a vendor in child processes.
 
     ops, checks: the names of the ops and of the checks to run; empty for all.
+    timeout: kill a child process that writes nothing for this many seconds.
     journal: a file for the results so far. If a run was interrupted, a later run with the same request, versions and
         source takes the results from the journal. The report's seconds include the time that the earlier run took for
-        them.
+        these results.
 
     Raises ConformanceError if the vendor cannot be checked at all.
     """

@@ -34,7 +34,7 @@ Block = Callable[[Tensor, Weights, Step], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """One block.
+    """A function that runs one block of a model, with facts for checking it.
 
     dtypes: the dtypes to check. A block with experts is checked only in float32: rounding may select other experts.
     """

@@ -1,4 +1,4 @@
-"""More samples for ops: sizes that overflow float32 counters or short buffers, and the vendor's own block size.
+"""More samples for ops: sizes that overflow float32 counters or short buffers, and the vendor's KV-cache block size.
 
 These samples are large, so only the check ``values`` uses them. Sizes over 2**24 run only in thorough runs.
 """

@@ -102,7 +102,7 @@ def _asked(task: Task) -> tuple[str, str]:
 def served_none(found_by: Header, results: Iterable[Result]) -> list[Result]:
     """Return a failure for each (op, dtype) with only declined samples, because a claim needs at least one served call.
 
-    Vendors that declare no claims get no such failure. results: the results of the whole run.
+    Vendors that declare no claims get no such failure. found_by, results: the header and the results of the whole run.
     """
     if not found_by.declared:
         return []

@@ -52,7 +52,10 @@ def _matters(place: str, module: str) -> bool:
 
 
 def _outside(module: str, own: Path) -> Iterator[Path]:
-    """Yield the folder of the vendor's package, if the vendor is not part of dlinfer."""
+    """Yield the folder of the vendor's package, or nothing if the vendor is part of dlinfer.
+
+    module: the vendor's module. own: the folder of dlinfer's package.
+    """
     top = sys.modules.get(module.partition(".")[0])
     file = Path(getattr(top, "__file__", None) or own / "__init__.py")
     if file.name == "__init__.py" and file.parent != own:

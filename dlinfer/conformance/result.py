@@ -20,7 +20,8 @@ unclaimed: the vendor does not claim the op in this dtype, so nothing was checke
 class Result:
     """The result of a check. op, dtype, sample: the checked call; an empty sample stands for all samples.
 
-    detail: the fault, or the reason why there was nothing to find; a passed check has a note or nothing here.
+    detail: the fault of a failed check, or the reason that a check was skipped or a call declined. For a passed check
+        it is a note or empty.
     seconds: how long the check took.
     """
 
@@ -46,8 +47,8 @@ class Result:
 class Header:
     """A run's vendor, package, device and versions.
 
-    declared: whether the vendor declares its claims. If not, the vendor counts as claiming, in part, each op that it
-    has a kernel for.
+    declared: whether the vendor declares its claims. If not, the vendor counts as claiming each op that it has a kernel
+    for, but may decline some calls of the op.
     """
 
     vendor: str

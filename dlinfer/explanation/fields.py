@@ -55,7 +55,7 @@ class Facts:
         return [graph for graph in self.graphs if self.kind_of(graph) == "size-1 variant"]
 
     def kind_of(self, graph: GraphReport) -> str:
-        """Return ``graph.cause`` for a first or loaded graph, else ``recompile`` or ``size-1 variant``."""
+        """Return ``first call``, ``loaded from the disk cache``, ``recompile`` or ``size-1 variant``."""
         if graph.cause in (FIRST_CALL, LOADED):
             return graph.cause
         earlier = [other for other in self.graphs if other.index < graph.index]

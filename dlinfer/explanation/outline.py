@@ -1,8 +1,8 @@
 """Outline a compiled graph: the layers that run, in order. Equal layers in a row appear once.
 
-A layer is a list of blocks; an index in the path of an op's module decides which layer the op's block belongs to.
-A kernel is a block. Each use of a cluster, a group of ops compiled as one, is a block with one row for each op.
-A view is a row in the block of the tensor that it views. Weights and arithmetic on sizes are omitted.
+A layer is a list of blocks. A kernel is a block. Each use of a cluster, a group of ops compiled as one, is a block with
+one row for each op. A view is a row in the block of the tensor that it views. Weights and arithmetic on sizes are
+omitted. The module path of a block's op decides the layer: an op in ``layers.3.mlp`` belongs to layer 3.
 """
 
 import re
@@ -37,8 +37,9 @@ class Block:
 
 @dataclass
 class Layer:
-    """The blocks of one layer. place: None for blocks outside all layers.
+    """The blocks of one layer.
 
+    place: the path of the ModuleList and the layer's index in it; None for blocks outside all layers.
     often: how many equal layers were merged into this.
     """
 

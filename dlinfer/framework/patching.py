@@ -29,8 +29,8 @@ class Patch:
     """One replacement of a function.
 
     target: ``"package.module:Class.function"``.
-    why: the fault or the gap of the original, as a verb phrase without a subject: "drops the second text". Reports
-        print it after "which" and after "because the reviewed one".
+    why: the fault or the gap of the original, as a verb phrase without a subject, such as "drops the second text".
+        Reports put a subject before it: "A patch replaces it, because the reviewed one drops the second text."
     signature: the parameters and defaults of the original that the replacement was written for, without annotations:
         ``"(self, path, config=None, **kwargs)"``.
     build: a function that takes the original and returns the replacement. ``replaces`` makes ``build`` from a function.

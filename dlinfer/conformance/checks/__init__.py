@@ -1,1 +1,4 @@
-"""The checks, one file for each family. A check takes a ``Case``; it raises Failed, Skipped or a DECLINES error."""
+"""The checks, one file for each family.
+
+A check takes a ``Case``. It raises Failed, Skipped, or one of the errors ``DECLINES`` if the vendor declines the call.
+"""

@@ -206,7 +206,11 @@ def _argument(argument: Any, value: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _result(op: Any, returned: Any, value: Any, arguments: dict[str, Any]) -> Any:
-    """Return a result on the device. It is the argument that the op wrote, a view of an argument, or a new tensor."""
+    """Return one result of ``op`` on the device: an argument that ``op`` wrote, a view of an argument, or a new tensor.
+
+    returned: the schema's entry for this result. value: the result of the op on the host. arguments: name -> the
+    argument that the caller passed.
+    """
     alias = returned.alias_info
     if alias is None:
         return pytree.tree_map_only(Tensor, to_device, value)

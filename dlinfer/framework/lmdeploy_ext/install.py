@@ -47,7 +47,7 @@ activation.provide(_records, _changed)
 
 
 def on_import(module: ModuleType | None) -> None:
-    """Apply the patches and the device view to LMDeploy modules that are loaded.
+    """Apply the patches to the loaded LMDeploy modules, and make ``module`` use the active device for "cuda".
 
     The import hook calls this after each import of an LMDeploy module. module: the module that was just imported; None
     if the adaptor itself was just imported.

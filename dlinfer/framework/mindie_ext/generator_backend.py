@@ -42,7 +42,7 @@ class GeneratorBackend:
         self.sampler.initialize(self.model_wrapper.device, eos_token_id)
 
     def configure_sampler(self, sampling_metadata: SamplingMetadata) -> None:
-        """Restart the random numbers of the sequences in ``sampling_metadata`` from the beginning of their seeds."""
+        """Reset the random generator of each sequence in ``sampling_metadata`` to its seed."""
         self.sampler.configure(sampling_metadata)
 
     def sample(
@@ -52,7 +52,9 @@ class GeneratorBackend:
         sampling_param: SamplingParam | None = None,
         **kwargs: Any,
     ) -> SamplingOutput | tuple[np.ndarray, np.ndarray | None]:
-        """Sample a token for each row of logits, with num_threads threads. The logits are not mutated.
+        """Sample a token for each row of logits. The logits are not mutated.
+
+        The key ``num_threads`` of ``model_config`` sets the number of threads.
 
         logits: [sequences, vocabulary], floating.
         sampling_metadata: the sampling parameters. None means greedy sampling.

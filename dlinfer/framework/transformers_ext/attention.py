@@ -45,8 +45,8 @@ def attention_forward(
     query: [batch, heads, queries, size]. heads is a multiple of kv_heads.
     key: [batch, kv_heads, keys, size]. value: [batch, kv_heads, keys, value_size]. All three may have any strides.
     attention_mask: [batch or 1, heads or 1, queries, keys]. A bool mask is true if the query sees the key; a floating
-        mask is added to the scores. Without a mask, queries see all keys. If attention is causal and there are several
-        queries, each query then sees the keys up to its own position.
+        mask is added to the scores. Without a mask, a query sees all keys or, if attention is causal and there are
+        several queries, the keys up to its own position.
     scaling: None means 1 / sqrt(size).
     softcap: None or 0 turns it off.
     s_aux: [heads], attention sinks.

@@ -15,9 +15,9 @@ Writes into kept tensors need no check. The reader does not notice a tensor that
 ``resize_``, ``parameter.data = ...`` or ``Module.to(dtype)``. Call ``BoundCall.unbind`` after these.
 
 The reader also keeps a copy of each list or dict that holds kept objects, and compares the list or dict with its copy.
-This is fast, because Python counts identical elements as equal. For two different tensors, Python calls ``==``. If the
-result has several elements, it has no truth value. Python then raises an error, and the reader returns None. For
-tensors of one element there is no error, so the reader also compares such tensors with ``is``.
+This is fast, because Python counts identical elements as equal without calling ``==``. A replaced tensor of several
+elements shows as an error: the result of its ``==`` has no truth value. The reader then returns None. For a replaced
+tensor of one element there is no error, so the reader also compares tensors of one element with ``is``.
 """
 
 import re

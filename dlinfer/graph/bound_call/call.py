@@ -70,7 +70,10 @@ class BoundCall:
         return self.program(*inputs)[0]
 
     def unbind(self) -> None:
-        """Release the weights and steady arguments of earlier calls. The next call makes a new reader, with its own."""
+        """Release the weights and steady arguments of earlier calls.
+
+        The next call makes a new reader, which keeps the weights and steady arguments of that call.
+        """
         self._binding = None
         self.program.unbind()
 

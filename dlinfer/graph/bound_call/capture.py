@@ -235,8 +235,8 @@ class _Backend:
     def _values(self, scope: Scope) -> Iterator[tuple[str, Any]]:
         """Yield a pair (source, value) for each constant that calls must compare.
 
-        These are arguments, values inside the owner, and globals. A value inside another argument is not among them:
-        the adaptor must keep it constant.
+        These are arguments, values inside the function's owner (``self``), and globals. A value inside an argument
+        other than the owner is not among them: the adaptor must keep it constant.
         """
         for source in self._specialized:
             if is_argument(source) or source.startswith(("L['self'].", "G[")):
@@ -245,7 +245,7 @@ class _Backend:
 
 
 def _port(source: str, fake: object, value: Any, held: bool) -> Port:
-    """Return the port of an input. The port's fixed sizes are checked at each call.
+    """Return the Port of an input: the dtype, sizes and strides that are checked at each call.
 
     fake: Dynamo's fake for the input. value: the input in the captured call. held: whether the bound call keeps this
         input between calls.

@@ -70,7 +70,8 @@ def is_steady(source: str, steady: Collection[str]) -> bool:
 def evaluate(source: str, scope: Scope) -> Any:
     """Return the value of ``source`` in ``scope``.
 
-    Raises KeyError if ``source`` has an unknown form, and one of ABSENT if the scope has no such value.
+    Raises KeyError if ``source`` has an unknown form. Raises KeyError, AttributeError, IndexError or TypeError
+    (``ABSENT``) if the scope has no such value.
     """
     if not _EXPRESSION.fullmatch(source):
         raise KeyError(source)

@@ -93,7 +93,7 @@ class ArtifactCache:
     def load_named(self, name: str, read: Callable[[bytes], T]) -> T | None:
         """Load an entry as ``load`` does, but by the name of its key.
 
-        On a miss, DLINFER_DEBUG prints no comparison of keys.
+        On a miss, DLINFER_DEBUG cannot print how the key differs from stored keys, because only its name is known.
         """
         path = self.folder / name
         try:

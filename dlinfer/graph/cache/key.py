@@ -1,8 +1,8 @@
-"""The key of compiled code: named fields for everything that the code depends on.
+"""The key of an entry in the disk cache: named fields for everything that the entry depends on.
 
-All compiled code has keys of this form: the loops of an engine, bound calls, and an engine's own models. An entry's
-name is a digest of the key's canonical text. The entry also stores this text. So if a key is not found, the cache can
-say how it differs from a stored key.
+Entries are loops that inductor compiled, bound calls, models that an engine's own compiler built, and results of
+self-tests. An entry's name is a digest of the key's canonical text. The entry also stores this text. So if a key is not
+found, the cache can say how it differs from a stored key.
 """
 
 import functools
@@ -30,7 +30,7 @@ class Key:
     device: the device that runs the code.
     engine: the engine's name.
     engine_identity: facts that this engine's stored programs depend on, such as versions.
-    engine_options, options: the options of the compilation.
+    engine_options: the options of the engine. options: the other options of the compilation, by name.
     disabled_passes: names of the graph passes that did not run.
     steady: names of the arguments that a bound call treats as the same object at each call.
     variant: a number that tells apart entries with equal content.
@@ -74,7 +74,7 @@ def digest(text: str) -> str:
 
 
 def canonical_text(value: object) -> str:
-    """Return plain data as text. Data of another value or another type has another text."""
+    """Return plain data as text. Two data that differ in value or type, such as 1 and 1.0, have different texts."""
     return json.dumps(_canonical(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -24,7 +24,7 @@ _Binary = Callable[[Any, Any], Any]
 def _spelled(names: str, function: _Binary) -> dict[object, _Binary]:
     """Return callee -> ``function`` for Python operators, torch functions and methods.
 
-    names: their names, separated by spaces.
+    names: the names of these operators, functions and methods, separated by spaces, such as "mul multiply".
     """
     spellings = ((getattr(operator, name, None), getattr(torch, name, None), name) for name in names.split())
     return dict.fromkeys(itertools.chain(*spellings), function)

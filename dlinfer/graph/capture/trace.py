@@ -138,7 +138,8 @@ def _refuse_read_indices(graph_module: fx.GraphModule) -> None:
 def _drop_without_result(graph: fx.Graph) -> None:
     """Drop calls whose result is neither a tensor nor a number, such as ``promote_types``.
 
-    Tracing has already used the results. Raises CaptureError if a node of the graph reads such a result.
+    Python has already used the result during tracing. Raises CaptureError if a node of the graph reads the result too,
+    or if the call has an effect besides its result.
     """
     for node in reversed(graph.nodes):
         if node.op != "call_function" or "val" in node.meta or not gives_something(node):

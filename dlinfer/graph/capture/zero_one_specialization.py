@@ -33,9 +33,9 @@ from dlinfer.utils.closeness import difference
 def from_one_on(exported: Exported) -> Exported:
     """Re-trace the graph with unbacked symbols if a size may be 0 or 1, so that torch specializes on neither value.
 
-    If the module and examples are known, test runs at sizes 0 and 1 come first. If the test run at a size fails, the
-    size's range begins above it. A graph that cannot be re-traced is returned unchanged. Raises CaptureError if a
-    declared minimum is 1 and the module behaves differently at size 1.
+    If the module and examples are known, test runs at sizes 0 and 1 come first. If the test run of a dimension at size
+    0 or 1 fails, the dimension's range begins at 1 or 2. A graph that cannot be re-traced is returned unchanged. Raises
+    CaptureError if a declared minimum is 1 and the module behaves differently at size 1.
     """
     captured = exported.captured
     symbols = dict.fromkeys(symbol for value in captured.fakes for symbol in symbols_of(value))
@@ -176,7 +176,7 @@ class _Trial:
         return all(itertools.starmap(_same, zip(results, expected, strict=True)))
 
     def _outcome(self, inputs: Sequence[object], run: Reference) -> list[object] | None:
-        """Run on copies of ``inputs`` and of the weights that the graph writes.
+        """Call ``run`` with the weights and with copies of ``inputs``. Weights that the graph writes are copied too.
 
         Return the outputs, the inputs after the run, and the written weights; None if the run fails.
         """

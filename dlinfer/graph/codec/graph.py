@@ -74,8 +74,9 @@ class Layout:
 def write_graph(graph_module: fx.GraphModule, interface: Interface) -> tuple[Json, list[torch.Tensor]]:
     """Return the written form of a graph, and the tensors of its constants.
 
-    The written form refers to tensors by numbers. The STATIC inputs are the weights 0, 1, ...; they come before all
-    other inputs. The numbers of the constants follow. Raises CodecError if a part of the graph has no written form.
+    In the graph, the STATIC inputs (weights) must come before all other inputs. The written form numbers first the
+    weights and then the constants; other inputs have only names. Raises CodecError if a part of the graph has no
+    written form.
     """
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     weights = sum(bool(node.meta.get(STATIC)) for node in placeholders)

@@ -70,7 +70,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def one_of(*allowed: str) -> Reader:
-    """Return a reader that accepts only the ``allowed`` words. Its errors list these words, except an empty one."""
+    """Return a reader that accepts only the ``allowed`` words. Its errors list these words, except the empty string."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:

@@ -45,8 +45,8 @@ class OutputSpecs:
     def empty(self, inputs: Inputs, in_place: Collection[int] = ()) -> list[Tensor]:
         """Return a contiguous tensor for each output of a call. The tensor is new, or is an input that the call writes.
 
-        in_place: indices of written inputs whose memory may hold their new contents. Such an input is returned for its
-            output if the input is contiguous.
+        in_place: indices of written inputs whose memory may hold their new contents. If such an input is contiguous, it
+            is itself the tensor for its output.
         """
         return [
             inputs[index]

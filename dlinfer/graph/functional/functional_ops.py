@@ -40,7 +40,8 @@ _lock = threading.Lock()
 class FunctionalCall:
     """The functional call that replaces a node that writes.
 
-    op: the functional op. None replaces ``copy_``: the new content is then the source, in the target's dtype and sizes.
+    op: the functional op. None if the node calls ``copy_``: then no op is needed, because the new content is
+        ``copy_``'s source in the target's dtype and sizes.
     targets: the nodes whose memory is written. The call returns their new contents in this order.
     args, kwargs: the functional op's arguments.
     results: the number of results that the original op has. The functional op returns them before the new contents.

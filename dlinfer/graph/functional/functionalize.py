@@ -47,8 +47,8 @@ aten = torch.ops.aten
 class Function:
     """A functionalized region.
 
-    graph_module: takes the region's inputs, with their ``val`` and STATIC, and returns a tuple of tensors. The engine
-        must return these tensors contiguous. No node of the module writes.
+    graph_module: takes the region's inputs, and returns a tuple of tensors. The engine must return these tensors
+        contiguous. The placeholders keep ``val`` and STATIC in their meta. No node of the module writes.
     writes: for each output that is the new content of an input, the input's index; None for a new tensor.
     in_place: indices of written inputs whose memory the engine may overwrite with the new content while it runs. Each
         element of the new content depends on one element of the old content, at the same index. No other op reads the
@@ -132,11 +132,12 @@ def output_nodes(graph: fx.Graph) -> list[fx.Node]:
 class _Builder:
     """Builds a Function in one walk over a region's nodes.
 
-    The old graph is the region's graph. The new graph is the functionalized one.
+    The old graph is the region's graph. The new graph is the functionalized one. A memory id stands for memory that a
+    tensor and its views share.
 
     memory: old node -> the ids of its memory.
-    root: memory id -> the first old node in this memory.
-    content: id of written memory -> the new node with the present value of the root.
+    root: memory id -> the first old node in this memory, the tensor that later nodes view.
+    content: id of written memory -> the new node with the present value of the memory's root.
     writes: memory id -> the number of writes so far.
     value: old node -> a pair. It has the number of writes to the node's memory when the node's value was computed, and
         the new node with this value.

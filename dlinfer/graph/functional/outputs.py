@@ -25,7 +25,7 @@ def results_of(owner: fx.GraphModule, outputs: Sequence[object]) -> tuple[list[F
     """Return the values that an engine has to compute, and a module that makes the region's outputs from them.
 
     The module takes the region's inputs, then the computed values. The engine computes each value contiguous, with its
-    dimensions permuted into the order of memory. Raises NotAFunctionError if an output cannot be made in this way.
+    dimensions sorted by descending stride. Raises NotAFunctionError if an output cannot be made in this way.
     """
     bases = dict.fromkeys(base for node in outputs if (base := _base(node)) is not None)
     fresh = [(base, _order(base)) for base in bases if base.op == "call_function"]

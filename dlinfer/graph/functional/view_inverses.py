@@ -54,7 +54,10 @@ class ViewWrite:
         return self.new_node(op, args, fake(self.view.all_input_nodes[0]))
 
     def scattered(self, op: Op, *bounds: Argument) -> fx.Node:
-        """Insert and return a call of a scatter op, which writes ``part`` into the base at the place ``bounds``."""
+        """Insert and return a call of a scatter op, which writes ``part`` into the base.
+
+        bounds: the op's arguments after the base and the part, such as dim, start and end.
+        """
         return self.result(op, self.base, self.part, *bounds)
 
     @property

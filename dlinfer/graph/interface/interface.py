@@ -143,7 +143,7 @@ class Interface:
 class _Binder:
     """Generates the function for ``Interface.bind``, line by line.
 
-    The generated code contains no name from an artifact's file: it calls symbols n0, n1, ...
+    The generated code contains no name from an artifact's file: it names the symbols n0, n1, ...
     """
 
     def __init__(self, interface: Interface) -> None:

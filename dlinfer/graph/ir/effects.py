@@ -5,8 +5,9 @@ it. This is exact for memory that the graph allocates.
 
 Outside memory is memory that existed before the graph: inputs, parameters, buffers and constants. Outside tensors may
 alias at a later call even if they did not alias at capture. For example, a caller may pass one tensor twice. So a write
-to one outside tensor counts as a write to all others, except that bools and wider numbers are assumed not to alias.
-Only ``is_written`` ignores possible aliases: it looks at the memory of each write's target alone.
+to one outside tensor counts as a write to all others. There is one exception: a bool tensor is assumed not to alias a
+tensor of a dtype wider than one byte. Only ``is_written`` ignores possible aliases: it looks at the memory of each
+write's target alone.
 """
 
 import operator
@@ -104,9 +105,8 @@ class Effects:
 def _by_width(nodes: Iterable[fx.Node]) -> tuple[Memory, Memory, Memory]:
     """Return the memory of bools, of other numbers of one byte, and of wider numbers.
 
-    Bools and wider numbers are assumed not to alias, and each call of a compiled graph checks this
-    (``lowering/apart``). So a read of a mask may move across a write to a cache. Other numbers of one byte may alias
-    bools and wider numbers.
+    Bools are assumed not to alias wider numbers, and each call of a compiled graph checks this (``lowering/apart``). So
+    a read of a mask may move across a write to a cache. Other numbers of one byte may alias bools and wider numbers.
     """
     by_kind: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for node in nodes:

@@ -179,7 +179,7 @@ class RegionRun(ABC):
         """Run the region once."""
 
     def unbind(self) -> None:  # noqa: B027 - most runs hold nothing between two calls
-        """Release inputs of earlier calls, such as weights. The next call keeps its own again."""
+        """Release inputs of earlier calls, such as weights. The next call may keep inputs again."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Assert that the result of a kernel has the dtype and sizes of the op's fake function.
+"""Assert that the result of an op outside dlinfer has the dtype and sizes of the op's fake function.
 
 Compiled loops read memory by the fake's sizes. If the result were smaller, the loops would read past its end. dlinfer's
-ops and kernels are not checked.
+own ops are not checked here: conformance tests compare their kernels with their fake functions.
 """
 
 from collections.abc import Sequence

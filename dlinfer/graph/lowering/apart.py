@@ -1,7 +1,8 @@
 """The inputs that a compiled graph assumes to share no memory, and the check of this assumption at each call.
 
-Bools and wider numbers seldom share memory, so ``ir/effects`` treats a mask of bools and a KV cache as independent. But
-an allocator may cut both from one block of memory. So each call checks that they do not overlap.
+Bool tensors and tensors of dtypes wider than one byte seldom share memory, so ``ir/effects`` treats a bool mask and a
+KV cache as independent. But an allocator may cut both from one block of memory. So each call checks that they do not
+overlap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,10 @@ class SharedMemoryError(DlinferError, ValueError):
 
 
 def apart_of(graph: fx.Graph) -> Apart:
-    """Return the inputs that must not share memory: bool inputs and wider inputs, if the graph writes one of them."""
+    """Return pairs of groups of inputs: no input of the first group may share memory with one of the second.
+
+    A bool input must not share memory with an input of a dtype wider than one byte, if the graph writes one of the two.
+    """
     effects = effects_of(graph)
     bools, _, wide = effects.by_width
     inputs = list(enumerate(graph.find_nodes(op="placeholder")))

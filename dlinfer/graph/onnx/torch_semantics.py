@@ -97,7 +97,10 @@ def _cast(node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> None:
 
 
 def refuse_negative(graph: fx.Graph) -> None:
-    """Replace negative indices by ``BEHIND`` in ops that refuse negative indices in torch. This changes ``graph``."""
+    """Replace negative indices by ``BEHIND`` in ops that refuse negative indices in torch. This changes ``graph``.
+
+    ``BEHIND`` is an index past the end of every dimension, which ONNX Runtime refuses too.
+    """
     replaced: dict[tuple[fx.Node, int | None], fx.Node] = {}
     for node in list(graph.nodes):
         name = _FROM_THE_FRONT.get(schema_name(node))

@@ -86,7 +86,10 @@ def _spared(choice: fx.Node, source: fx.Node, dim: int, effects: Effects) -> Row
 
 
 def _may_swap(node: fx.Node, chosen_by: Iterable[fx.Node], choice: fx.Node, effects: Effects) -> bool:
-    """Return whether rows may be selected before a node instead of after it."""
+    """Return whether rows may be selected before a node instead of after it.
+
+    choice: the selection. chosen_by: the arguments of the selection, such as indices, without the tensor of the rows.
+    """
     return (
         is_pure(node)
         and not effects.ever_written(node)

@@ -11,7 +11,8 @@ from dlinfer.graph.ir.dialect import gives_something, has_hidden_effects, op_nam
 from dlinfer.graph.passes.rewriter import Edit, RefusedMatch
 
 StandsFor = Callable[[fx.Node], Sequence[object] | None]
-"""A function that returns the mutating ops that a node replaced, in order; None if it replaced none."""
+"""A function that takes a node, and returns the mutating ops that the node replaced, in order; None if there are none.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Pass:
     name: the name in options and reports.
     why: the purpose of the pass, in a sentence.
     run: changes a graph in place. It returns the edits, and the matches that a fusion rule refused.
-    stands_for: returns the mutating ops that a node of this pass replaced.
+    stands_for: takes a node that this pass may have inserted, and returns the mutating ops that the node replaced.
     always: whether options cannot turn the pass off, because results may be wrong without it.
     """
 

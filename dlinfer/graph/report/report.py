@@ -88,7 +88,7 @@ class ClusterReport:
 class RegionReport:
     """One region of a graph that an engine compiled.
 
-    reason: empty, unless the region does not run in the engine.
+    reason: the reason why the region does not run in its engine; empty if it does.
     notes: other facts, a sentence each, such as the weights that the region holds. The list may grow while the region
         runs.
     """

@@ -121,7 +121,10 @@ _SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, inf, -inf, nan, 0.5, -7.0, 300.0, -0.125]
 
 
 def special(dtype: torch.dtype) -> list[Tensor]:
-    """Return two tensors [12, 37] of special numbers, with each pair of special numbers at some index."""
+    """Return two tensors [12, 37] of special numbers, such as -0.0, inf and NaN.
+
+    Each pair of a special number in the first tensor and one in the second tensor is at some index.
+    """
     values = torch.tensor(_SPECIAL, dtype=dtype)
     columns = torch.arange(37) % len(values)
     shifted = (columns + torch.arange(len(values))[:, None]) % len(values)
@@ -157,7 +160,10 @@ def positive(dtype: torch.dtype) -> list[Tensor]:
 
 
 def small_whole(rows: int, columns: int, shift: int) -> Tensor:
-    """Return a matrix of -1, 0 and 1 in a pattern. Sums of up to 256 products are exact in every precision."""
+    """Return a matrix of -1, 0 and 1 in a pattern. Sums of up to 256 products are exact in every precision.
+
+    shift: selects one of 11 patterns.
+    """
     place = torch.arange(rows * columns).view(rows, columns)
     return ((place * 7 + place // columns * 5 + shift) % 11 % 3 - 1).double()
 
@@ -182,7 +188,10 @@ def _rows(x: Tensor) -> list[list[float]]:
 
 
 def by_python(*functions: Callable[[float, float], float]) -> Callable[[Tensor, Tensor], list[Tensor]]:
-    """Return a reference that applies Python functions to each pair of elements, and returns a tensor per function."""
+    """Return a function for ``TorchCase.reference``. It applies Python functions to each pair of elements of x and y.
+
+    It returns one tensor for each of ``functions``.
+    """
 
     def reference(x: Tensor, y: Tensor) -> list[Tensor]:
         pairs = list(zip(*(_rows(value.view(1, -1))[0] for value in (x, y)), strict=True))
@@ -268,7 +277,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _elementary(names: str, inputs: Inputs) -> Iterator[TorchCase]:
-    """Yield a case for each elementary function in ``names``, on finite numbers."""
+    """Yield a case for each elementary function, on finite numbers. names: the functions, separated by spaces."""
     for name in names.split():
         yield TorchCase(name, [f"aten.{name}"], getattr(torch, name), inputs, tolerance=ROUNDED)
 

@@ -167,12 +167,11 @@ def load_loops(contents: bytes) -> Callable[..., Any]:
 
 @contextmanager
 def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[None]:
-    """Let ``large`` allocate the large results of loops (callables from ``compile_loops`` and ``load_loops``).
+    """Let ``large`` allocate the large results of compiled loops.
 
-    This holds for loops that this thread compiles or loads in the ``with`` block, for as long as the loops live. One
-    exception: inductor keeps each module of compiled code that it has loaded, and uses it again for equal code. Modules
-    from before the block keep torch's allocation, because code outside dlinfer may also use them. Inductor does not use
-    modules from the block again.
+    This holds for loops that this thread compiles or loads in the ``with`` block, for as long as the loops live.
+    Modules that are already in torch's code cache are not changed, because others use them too. Modules loaded in the
+    block are changed, and removed from torch's code cache.
 
     large: takes (size, stride, dtype, bytes of an element). It is called for results of ``least`` bytes or more.
     """
@@ -201,10 +200,9 @@ def results_from(large: Callable[..., torch.Tensor], least: int) -> Generator[No
 
 
 def loops_escape(on: bool) -> None:
-    """Choose who allocates the large results of the loops that this thread runs from now on.
+    """Say whether the loops that this thread runs from now on compute results that a graph returns to its caller.
 
-    on: True: torch, because the graph returns these results to its caller. False: the function ``large`` that
-        ``results_from`` got.
+    While ``on`` is True, torch allocates large results, and not the function ``large`` of ``results_from``.
     """
     _thread.escape = on
 

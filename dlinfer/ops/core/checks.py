@@ -76,13 +76,19 @@ class Rules:
             raise self.error(argument, f"{dtypes[0]}", tensor.dtype)
 
     def like(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Require the dtype and device of another argument, ``model``, whose name is ``model_name``."""
+        """Require ``tensor`` to have the dtype and device of another argument of the op.
+
+        model_name, model: the other argument's name and value.
+        """
         if tensor.dtype is not model.dtype:
             raise self.error(argument, f"{model.dtype} like {model_name}", tensor.dtype)
         self.same_device(argument, tensor, model_name, model)
 
     def same_device(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Require the device of another argument, ``model``, whose name is ``model_name``."""
+        """Require ``tensor`` to be on the device of another argument of the op.
+
+        model_name, model: the other argument's name and value.
+        """
         if tensor.device != model.device:
             raise self.error(argument, f"a tensor on {model.device} like {model_name}", tensor.device)
 
@@ -102,7 +108,10 @@ class Rules:
             )
 
     def same_sizes(self, argument: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
-        """Require the shape of another argument, ``model``, whose name is ``model_name``."""
+        """Require ``tensor`` to have the shape of another argument of the op.
+
+        model_name, model: the other argument's name and value.
+        """
         self.rank(argument, tensor, model.dim())
         for dim in range(model.dim()):
             self.size(argument, tensor, dim, model.shape[dim], f"the shape of {model_name}")

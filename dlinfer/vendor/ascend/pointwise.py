@@ -70,7 +70,10 @@ def apply_rotary_pos_emb_interleaved(
 
 
 def _of_token(x: Tensor, table: Tensor) -> int:
-    """Return the number of consecutive rows of x that one row of ``table`` rotates: all heads of a token, or 1."""
+    """Return the number of consecutive rows of x that one row of ``table`` rotates.
+
+    This is the number of heads if ``table`` has one row for each token, and 1 if it has a row for each head.
+    """
     if table.dim() == x.dim() and table.shape[0] == x.shape[0] and all(n == 1 for n in table.shape[1:-1]):
         return x[0].numel() // x.shape[-1] if x.numel() else 1
     return 1

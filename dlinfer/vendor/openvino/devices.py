@@ -18,10 +18,7 @@ def core() -> ov.Core:
 
 
 class _Process:
-    """A fact about this process.
-
-    forked: whether the process was forked after OpenVINO was loaded. OpenVINO's threads then stayed in the parent.
-    """
+    """Facts about this process. forked: whether it was forked after OpenVINO was loaded."""
 
     forked = False
 

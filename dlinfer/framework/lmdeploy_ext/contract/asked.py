@@ -90,9 +90,10 @@ class Asked:
     def compare(self, reach: Reach, record: Record) -> Iterator[Drift | Elsewhere]:
         """Yield a finding for each import or call of ``dlinfer`` that this package cannot serve as LMDeploy uses it.
 
-        The finding is a Drift, or an Elsewhere if the device of ``reach`` never runs the code. A name or an op that
-        LMDeploy uses in ``record``, but no longer uses in this source tree, gives a Drift too. record: the reviewed
-        LMDeploy release to compare with.
+        The finding is a Drift, or an Elsewhere if the checked device never runs the code. A name or an op that the
+        reviewed release used, but this LMDeploy source no longer uses, gives a Drift too.
+
+        reach: finds the code that the checked device runs. record: the reviewed LMDeploy release to compare with.
         """
         for use in (*self.imports, *self.calls):
             differs = _differs(use, record)

@@ -46,7 +46,8 @@ class Drift:
 class Elsewhere:
     """A name or call of LMDeploy's that this package lacks or cannot take, in code that the checked device never runs.
 
-    name: the ``dlinfer`` name, followed by the kind of difference if ``dlinfer`` has that name. where: ``file:line``.
+    name: the ``dlinfer`` name that is missing, or, for another difference, the name and the kind of difference, such as
+    ``dlinfer.ops.rms_norm: unknown keyword``. where: ``file:line``.
     device: the only device that runs this code; empty if no device is known. reason: the reason that the checked device
     does not run it.
     """

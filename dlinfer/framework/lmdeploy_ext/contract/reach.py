@@ -1,9 +1,9 @@
 """Finds the definitions in LMDeploy's dlinfer backend that can run on a device.
 
-The comparison of LMDeploy with this package needs them to ignore code that never runs. LMDeploy's dlinfer backend
-builds a layer for each BuildSpec. On our devices, our own backend (``running/backend.py``) builds the layers of some
-BuildSpecs itself, and refuses some other BuildSpecs. If LMDeploy uses a definition only for BuildSpecs that our backend
-builds or refuses, the definition never runs, and may differ from what this package offers.
+The comparison of LMDeploy with this package uses the result in order to skip code that never runs. LMDeploy's dlinfer
+backend builds a layer for each BuildSpec. On our devices, our own backend (``running/backend.py``) builds the layers of
+some BuildSpecs itself, and refuses some other BuildSpecs. If LMDeploy uses a definition only for BuildSpecs that our
+backend builds or refuses, the definition never runs, and may differ from what this package offers.
 """
 
 import ast

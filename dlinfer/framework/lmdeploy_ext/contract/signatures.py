@@ -158,7 +158,10 @@ def _bare(arguments: ast.arguments) -> ast.arguments:
 
 
 class _DefaultsWorkedOut(ast.NodeTransformer):
-    """Replaces ``float("inf")`` by ``inf`` and ``Kind.SUM`` by ``SUM``, the defaults in ``patching.bare_signature``."""
+    """Replaces ``float("inf")`` by ``inf`` and ``Kind.SUM`` by ``SUM``, as ``patching.bare_signature`` prints defaults.
+
+    Then both texts can be compared.
+    """
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         return ast.Name(node.attr) if node.attr.isupper() else node

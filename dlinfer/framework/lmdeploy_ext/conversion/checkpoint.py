@@ -70,7 +70,7 @@ class Plan:
     config: the ``quantization_config`` that LMDeploy gets. None means that LMDeploy loads the model as an unquantised
     one, and only our own layer knows that its weights are packed.
     convert: the function that converts each tensor.
-    packs: whether the files hold floating-point weights, which take fewer bytes in memory than in the files.
+    packs: whether the files hold floating-point weights, and the plan packs them to int8 or int4 while they load.
     """
 
     config: dict[str, Any] | None

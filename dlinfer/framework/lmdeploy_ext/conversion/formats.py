@@ -40,7 +40,7 @@ class Format(ABC):
     """A format of quantised weights. A floating-point weight is [out_features, in_features].
 
     name: the format's name on the command line.
-    shared: a text that says which elements share a scale.
+    shared: the value of ``group`` for a format without a group size.
     dtype: the dtype to write into ``config.json``; None keeps the model's dtype.
     joined: the dimension along which the quantised tensors of a weight's pieces are concatenated.
     """
@@ -52,7 +52,7 @@ class Format(ABC):
 
     @property
     def group(self) -> str:
-        """A text that says which elements share a scale."""
+        """A text that says which elements share a scale, with the group size if the format has one."""
         return self.shared
 
     @abstractmethod

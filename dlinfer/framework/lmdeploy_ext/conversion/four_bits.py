@@ -46,7 +46,7 @@ def _require_order(name: str, group_of: Tensor, stored: int, checkpoint: Checkpo
 
 
 def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, checkpoint: Checkpoint) -> Tensor:
-    """Return the rows of smaller groups. Each has ``group`` inputs, and the row of the stored group that contains it.
+    """Repeat the row of each stored group, once for each smaller group of ``group`` inputs inside the stored group.
 
     rows: the scales or zero points, with one row for each stored group. inputs: the layer's in_features. stored: the
     stored group size; 0 if all inputs form one group. name: the tensor's name, for error texts.

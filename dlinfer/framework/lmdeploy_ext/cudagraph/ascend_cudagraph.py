@@ -1,7 +1,8 @@
 """Provides the names that LMDeploy 0.18's own Ascend backend imports: a model runner, and the batch sizes of graphs.
 
-For ``device_type="ascend"`` LMDeploy uses this adaptor's backend. With these names LMDeploy's own backend
-(``backends/dlinfer/ascend``) stays usable in eager mode. This file imports nothing of LMDeploy.
+For ``device_type="ascend"`` LMDeploy uses this adaptor's backend if the installed vendor has a ``load_device``.
+Otherwise LMDeploy uses its own backend (``backends/dlinfer/ascend``), in eager mode only. This file imports nothing of
+LMDeploy.
 """
 
 from typing import Any

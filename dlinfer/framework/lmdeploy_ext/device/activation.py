@@ -66,7 +66,8 @@ def is_on() -> bool:
 def corrects(target: str, *, why: str, **record: Any) -> Callable[[Callable[..., Any]], Patch]:
     """Return a decorator that makes a function a patch for tested LMDeploy releases and our devices only.
 
-    target: the LMDeploy function to replace. why: the fault in that function. record: other arguments of ``replaces``.
+    target: the LMDeploy function to replace. why: the fault in that function. record: other fields of the Patch, such
+    as ``essential``, ``for_models`` and ``upstream``.
     """
     return replaces(target, why=why, when=is_on, versions=FAULTY, **record)
 
@@ -151,6 +152,8 @@ def check_device(device_type: str) -> None:
 
 def require(*uses: str) -> None:
     """Record the model types and features that the engine uses, and check the patches for everything recorded so far.
+
+    uses: model types such as ``minicpm3``, and the patches' ``for_feature`` such as ``tensor parallelism``.
 
     Raises PatchError if an essential patch does not match the installed LMDeploy. Each call also checks the patches on
     LMDeploy modules that were imported since the last call.

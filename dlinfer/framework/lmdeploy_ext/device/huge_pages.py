@@ -1,4 +1,4 @@
-"""Puts weights into huge pages, so that decoding steps read them faster.
+"""Backs weights with huge pages, so that decoding steps read the weights faster.
 
 A decoding step reads every weight once, in order. With small pages this is slow: hardware prefetch stops at the end of
 a page, and each page needs an address translation. On a Zen 4, pages of 4 KiB made a step of a model of Qwen2.5-0.5B's
@@ -16,10 +16,10 @@ _SMALLEST = 128 << 10  # bytes: malloc serves smaller requests from memory that 
 
 
 def wish_for(tensors: Iterable[Tensor]) -> None:
-    """Ask the system to put tensors in host memory into huge pages. Without MADV_HUGEPAGE this does nothing.
+    """Ask the system to back tensors in host memory with huge pages. Without MADV_HUGEPAGE this does nothing.
 
-    Call this before the tensors are written, because the system moves written memory late or never. A huge page may
-    also hold a part of a neighbouring tensor.
+    Call this before the tensors are written, because the system converts written pages to huge ones late or never. A
+    huge page may also hold a part of a neighbouring tensor.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return

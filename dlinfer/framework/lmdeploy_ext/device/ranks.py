@@ -40,7 +40,7 @@ def _init_process_group(original: Original, rank: int, world_size: int) -> None:
 
 
 def _share_host(rank: int, world_size: int) -> None:
-    """Make this rank use only its part of the host. The ranks on one host divide it."""
+    """Confine this rank to its part of the host's CPUs and memory, which the ranks on the host divide."""
     hosts: list[Any] = [None] * world_size
     dist.all_gather_object(hosts, host_identity())
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]

@@ -1,1 +1,4 @@
-"""Corrects faults of LMDeploy that cause wrong answers or end a server. A file goes once a release fixes its fault."""
+"""Corrects faults of LMDeploy that cause wrong answers or end a server.
+
+A file is deleted once the supported LMDeploy releases no longer have the fault that the file corrects.
+"""

@@ -149,8 +149,8 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         """Return attention [N, Hq, Dv] of query [N, Hq, D] to key [N, Hkv, D], value [N, Hkv, Dv] and the caches.
 
         Writes key and value into the caches. With ``inplace``, the result overwrites a contiguous query. Otherwise the
-        result is a new tensor. A graph could not flatten the heads of a result inside GLM-4's query, which is a slice
-        of a projection.
+        result is a new tensor. A query that is not contiguous, such as GLM-4's slice of a projection, is not
+        overwritten, because a graph could not flatten the heads of the result.
 
         k_scales_zeros, v_scales_zeros: for quantised caches, [blocks, block_size, Hkv, 2], also written. For fp8 caches
         each is a single scale. A prompt attends to the quantised numbers in its cache, as in LMDeploy's CUDA layers.

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class FromSpec:
-    """Base class of a layer that LMDeploy builds from a BuildSpec. ``spec`` is this BuildSpec."""
+    """Base class of a layer that LMDeploy builds from a BuildSpec. The attribute ``spec`` is this BuildSpec."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()

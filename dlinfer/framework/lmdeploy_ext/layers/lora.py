@@ -35,8 +35,9 @@ class Lora(LoRAImpl):
     ) -> Tensor:
         """Return base_output with the adapters' products added to its columns ``adapter_info.base_slice``.
 
-        x: [..., in]. lora_A: [rows, in]. lora_B: [rows, out]. base_output: [..., all columns]. If the slice has only
-        some of the columns, base_output is changed in place and returned.
+        x: [..., in]. lora_A: [rows, in]. lora_B: [rows, out]. An adapter has as many rows as its rank, and the rows of
+        all adapters follow each other. base_output: [..., all columns]. If the slice has only some of the columns,
+        base_output is changed in place and returned.
         """
         adapter_ids = getattr(ctx_mgr, _OF_CALL, None)
         if adapter_ids is None:

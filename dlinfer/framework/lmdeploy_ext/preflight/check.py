@@ -196,9 +196,9 @@ def _resident() -> int:
 
 
 def _packed_as(config: Any) -> str:
-    """Return how floating-point weights are packed while they load: the method, and the user's setting; else empty.
+    """Return a text with the method that packs floating-point weights while they load, and the user's setting for it.
 
-    config: LMDeploy's ModelConfig.
+    The text is empty if no weights are packed. config: LMDeploy's ModelConfig.
     """
     stored = getattr(config.hf_config, "quantization_config", None) or {}
     return f"{stored['quant_method']} (of {stored[CONVERTED_FROM]})" if CONVERTED_FROM in stored else ""

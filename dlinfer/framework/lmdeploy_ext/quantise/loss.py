@@ -122,7 +122,7 @@ def _windows(folder: Path, text: str, most: int) -> list[list[int]]:
 def _served(folder: Path, work: Path, windows: list[list[int]], bits: str, head: str) -> dict[str, float]:
     """Serve the model in a process of ``loss_job`` and return its measures.
 
-    bits, head: the values of DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD.
+    work: a temporary folder for the job's files. bits, head: the values of DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD.
     """
     request = {"folder": str(folder.resolve()), "windows": windows, "is_first": not bits}
     try:

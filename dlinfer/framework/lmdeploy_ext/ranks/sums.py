@@ -46,7 +46,10 @@ class Communicator:
         ops.all_reduce(input, self._number)
 
     def close(self) -> None:
-        """Free the vendor's resources for the group, and the group's number. LMDeploy then destroys the group."""
+        """Free the vendor's resources for the group, and the number that stands for the group in ops.
+
+        A later group may get this number. LMDeploy destroys the group after this call.
+        """
         activation.device().disconnect(self._number)
         del _ways[self._number]
         groups.forget(self._number)

@@ -243,7 +243,7 @@ class CompiledRunner(GraphRunner):
     ) -> Any:
         """Compile ``function`` into ``_calls[key]``, and return the result of its first call.
 
-        kwargs: the arguments of that call. same: names of arguments that are the same at each call, besides
+        kwargs: the arguments of that call. same: names of more arguments that are the same at each call, like those in
         ``_STEADY``.
         """
         start = time.perf_counter()

@@ -56,7 +56,10 @@ async def _next_step(agent: Any, seconds: float) -> dict[str, Any] | None:
 
 
 def received(agent: Any, step: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``step``, an item of the agent's queue. Keep its host-to-device copies alive."""
+    """Return the arguments of ``step``, an item of the agent's queue.
+
+    The agent keeps the host tensors of the step's host-to-device copies alive until the copies have ended.
+    """
     agent._keep_h2d_transfer(step.pop("_h2d_transfer", None))
     return step
 

@@ -38,7 +38,8 @@ class Parts:
         vision function itself.
     arrange: a function that takes (model, arguments of the vision function), and returns the arguments of ``tower``.
     restore: a function that takes the result of ``tower``, and returns it in the form of the vision function's result.
-    speech: a function to compile instead of the language part's forward; None compiles the forward itself.
+    speech: like ``tower``, but for the language part: a function to compile instead of its forward; None compiles the
+        forward itself.
     arrange_speech: a function that takes (model, arguments of the language part's forward), and returns the arguments
         of the function that is compiled for the language part.
     speech_sizes: like ``sizes``, for those arguments of the language part that other models do not have.

@@ -116,7 +116,8 @@ def with_positions(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Take the arguments of GLM-4.1V's encoder, and return those of ``positioned``.
 
     The position embeddings are resampled for each image's shape, and one graph for all shapes cannot do that. So
-    LMDeploy's own function resamples them here, outside the graph. It adds them to its argument, which is zeros.
+    LMDeploy's own function resamples them here, outside the graph. It adds the embeddings to the tensor that it gets:
+    here to zeros, so that the result is the embeddings alone.
     """
     grids, places = arguments.pop("grid_thw"), arguments.pop("image_type_ids")
     weight = model.visual.embeddings.position_embedding.weight

@@ -1,4 +1,4 @@
-"""A linear layer with places for LoRA adapters. A place holds the weights of one adapter."""
+"""A linear layer with slots for LoRA adapters. A slot holds the weights of one adapter."""
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class LoraLinear(nn.Module):
     """Replaces a linear layer: calls the replaced layer, then adds the product of each token's adapter
     (``lora_linear``).
 
-    The layer has ``loras`` places for adapters of rank ``rank`` or less. All places together take loras * rank *
+    The layer has ``loras`` slots for adapters of rank ``rank`` or less. All slots together take loras * rank *
     (in_features + out_features) elements. The weights of the replaced layer are not copied.
     """
 
@@ -51,7 +51,7 @@ class LoraLinear(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     def put(self, place: int, weights: LoraWeights | None) -> None:
-        """Write an adapter's weights into a place. None empties the place."""
+        """Write an adapter's weights into a slot. None empties the slot. place: the slot's index."""
         rank = 0 if weights is None else weights.a.shape[0]
         self.ranks[place] = rank
         if weights is not None:

@@ -105,7 +105,9 @@ class InputMetadata:
     ) -> "InputMetadata":
         """Return the metadata of a step.
 
+        req_block_tables: [requests, blocks], padded with -1; None takes the block tables of the requests.
         is_prefill: one flag for all requests or, for a mixed step, [requests] bool.
+        max_block_size: the number of slots of a KV-cache block.
         """
         requests = list(llm_requests)
         mixed = isinstance(is_prefill, np.ndarray)

@@ -75,10 +75,10 @@ class CachePool:
             from the host to the device, 1 from the device to the host.
 
         All moves are checked before the first copy. Copies follow the order of the moves, so one call may copy a block
-        to the host and then overwrite it on the device.
+        to the host and then overwrite it on the device. Consecutive moves with the same decision are copied as one, so
+        each of them must have another target block.
 
-        Raises SwapError for a malformed list, for a block that does not exist, and if consecutive moves with the same
-        decision write a block twice.
+        Raises SwapError for a malformed list, for a block that does not exist, and for a repeated target block.
         """
         dim = self.kvcache_settings.layout.order.index("B")
         for decision, moves in itertools.groupby(self._checked(swap_decision), key=lambda move: move[0]):

@@ -76,8 +76,12 @@ class SamplingMetadata:
     ) -> "SamplingMetadata":
         """Return the checked metadata of a batch. The arguments are not mutated.
 
-        Each array is [sequences]. If ``seeds`` is None, each sequence gets a random seed. Raises SamplingError. Raises
-        UnsupportedFeatureError for beam search and for values above 1 of ``n`` and ``best_of``.
+        batch_sequence_ids: the ids of the sequences of each request. all_sequence_ids: the ids of all sequences in
+            order, [sequences]; None joins ``batch_sequence_ids``.
+        seeds: None gives each sequence a random seed.
+
+        The other arrays are [sequences]. Raises SamplingError. Raises UnsupportedFeatureError for beam search and for
+        values above 1 of ``n`` and ``best_of``.
         """
         if not isinstance(is_prefill, bool):
             raise SamplingError(parameter="is_prefill", expected="a bool", given=repr(is_prefill))

@@ -35,7 +35,7 @@ class Sampler:
         self.device, self.eos_token_id = device, list(eos_token_id)
 
     def configure(self, metadata: SamplingMetadata) -> None:
-        """Restart the random numbers of these sequences from the beginning of their seeds."""
+        """Reset the random generator of each sequence in ``metadata`` to its seed."""
         with self._lock:
             for sequence_id in metadata.all_sequence_ids.tolist():
                 self._drawn.pop(sequence_id, None)

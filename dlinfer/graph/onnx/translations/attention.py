@@ -86,7 +86,10 @@ def _group(query: Value, key: Value) -> int:
 
 
 def _merged(query: Value, key: Value, group: int, last: tuple[Value, int]) -> Value:
-    """Return the shape [..., kv heads, group * L, last]. It holds the rows of a group's query heads in one matrix."""
+    """Return the shape [..., KV heads, group * L, last]. With it, the query heads of each KV head form one matrix.
+
+    group: the number of query heads of each KV head. last: (tensor, dimension) with the size of the last dimension.
+    """
     dims = rank(query)
     length = size(query, dims - 2)
     head = [*sizes(query, 0, -3), (key, dims - 3)]

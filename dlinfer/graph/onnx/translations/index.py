@@ -71,6 +71,9 @@ def reshape(x: Value, shape: Sequence[Value]) -> Value:
 
 
 def spread(line: Value, position: int, dims: int, grid: Value) -> Value:
-    """Expand a vector of indices along dimension ``position`` to a grid, and add a last dimension of size 1."""
+    """Expand a vector of indices to the shape ``grid``, and add a last dimension of size 1.
+
+    position: the dimension of the grid along which the indices change. dims: the grid's number of dimensions.
+    """
     shape = [-1 if dim == position else 1 for dim in range(dims)]
     return op.Unsqueeze(op.Expand(op.Reshape(line, shape), grid), [-1])

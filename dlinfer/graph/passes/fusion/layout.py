@@ -50,7 +50,7 @@ def swapped(rewriter: Rewriter, at: fx.Node, node: fx.Node, swap: Swap) -> fx.No
 
 
 def in_dtype(dtype: torch.dtype, *nodes: fx.Node) -> fx.Node:
-    """Return a cast to ``dtype`` that the graph already has; if there is none, return the last of ``nodes``.
+    """Return a cast to ``dtype`` that the graph already has. If there is none, return the last of ``nodes`` uncast.
 
     All ``nodes`` have the same value, so an existing cast saves a new one. The cast may be one of ``nodes``, or one of
     the exact casts above them.

@@ -103,9 +103,9 @@ def _all(pairs: Sequence[tuple[Part, Argument]], bound: Bindings) -> Iterator[Bi
 
 
 def _kind(match: Callable[Concatenate[Argument, Bindings, P], Iterator[Bindings]]) -> Callable[P, Pattern]:
-    """Return a function that makes patterns from the further arguments of ``match``.
+    """A decorator that turns a function ``match(value, bound, ...)`` into a function that makes patterns.
 
-    match: takes an argument of a node, bindings, and the further arguments.
+    The new function takes the arguments of ``match`` after ``value`` and ``bound``: ``item(sequence, 0)`` is a pattern.
     """
 
     def pattern(*args: P.args, **kwargs: P.kwargs) -> Pattern:

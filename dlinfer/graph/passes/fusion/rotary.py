@@ -154,7 +154,7 @@ def _rotation_before(key: _Rotation) -> _Rotation | None:
 
 
 def _sums_with(rows: fx.Node) -> Iterator[fx.Node]:
-    """Yield each addition of a product with this table."""
+    """Yield each node ``a + x * rows``. ``rows``, a table of rotary embedding, may be cast or unsqueezed before."""
     ready = [rows]
     while ready:
         node = ready.pop()

@@ -1,1 +1,4 @@
-"""Mixture of experts: mcoplib's routing and sums, and a grouped product in Triton like the one in MetaX's vLLM."""
+"""Mixture of experts. The experts' products are a grouped matmul in Triton, like the one in MetaX's vLLM.
+
+mcoplib's kernels choose the experts, and sum the experts' outputs for each token.
+"""

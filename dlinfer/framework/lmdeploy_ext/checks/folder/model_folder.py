@@ -182,7 +182,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def _check_unquantised(folder: Path, names: set[str]) -> None:
-    """Refuse packed weights without a quantization_config, which old AutoGPTQ and AutoAWQ wrote to another file."""
+    """Refuse packed weights without a quantization_config. Old AutoGPTQ and AutoAWQ put the config in another file."""
     packed = sorted(name for name in names if name.rpartition(".")[2] in _PACKED)
     if not packed:
         return

@@ -50,8 +50,10 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
 def explained(folder: Path, trusted: bool) -> Iterator[None]:
     """Replace an AttributeError in the ``with`` block by a ModelFolderError, if the configuration class is remote code.
 
-    trusted: whether this code may run. If the code fails, LMDeploy hides its error and continues with transformers'
-    generic class. The first field that this class lacks raises the AttributeError.
+    If remote code may not run or fails, LMDeploy continues with transformers' generic configuration class. Reading the
+    first field that the generic class lacks then raises the AttributeError.
+
+    trusted: whether remote code may run.
     """
     try:
         yield

@@ -81,7 +81,8 @@ def load_model_weights(
 def check(model: Any, folder: Path) -> None:
     """Raise ModelFolderError unless the tensors of a folder match the model's parameters and fill all of them.
 
-    Raises UnsupportedFeatureError if the checkpoint cannot be converted. model: ``note_copy`` must have prepared it.
+    Raises UnsupportedFeatureError if the quantised checkpoint cannot be converted to a format that LMDeploy reads.
+    model: ``note_copy`` must have prepared it.
     """
     build = model.__dict__.pop(_COPIES)
     read: set[str] = set()  # patterns of names of the tensors whose values are read

@@ -16,7 +16,7 @@ _MOST_RUNS = 1 << 16
 
 
 class Written(TorchDispatchMode):
-    """While this mode is active, it records which elements of a storage ops write.
+    """While this mode is active, it records which elements of each tensor storage are written by ops.
 
     source: a function that returns the name of the checkpoint's tensor that is being loaded.
     """

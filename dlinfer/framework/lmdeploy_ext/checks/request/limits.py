@@ -69,7 +69,10 @@ class Limits:
         await response(scope, receive, send)
 
     def _retry_after(self, most: int) -> int:
-        """Return the estimated seconds until one of the held requests ends. most: the largest number of requests."""
+        """Return the estimated seconds until one of the held requests ends.
+
+        most: the number of requests that the server may hold at once. It holds this number now.
+        """
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
         return min(max(1, math.ceil(mean / most)), _LONGEST_RETRY)
 

@@ -1,8 +1,8 @@
 """Keep the texts in ``bad_words``, of one or more tokens, out of an answer.
 
 Before each draw, tokens that would complete a forbidden text get the logit -inf. The forbidden text may have begun in
-earlier tokens of the answer, or in the prompt. Texts are compared as bytes, so the comparison is exact. It needs a
-tokenizer whose answers are the concatenation of the texts of single tokens. Other tokenizers are refused.
+earlier tokens of the answer, or in the prompt. Texts are compared as bytes, so the comparison is exact. Tokenizers are
+refused unless the text of an answer is the concatenation of the texts of its tokens.
 """
 
 import bisect

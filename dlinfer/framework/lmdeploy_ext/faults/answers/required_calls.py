@@ -16,7 +16,7 @@ _BLANKS = 2
 _BOUNDED_PATTERNS = {r"\s*": rf"\s{{0,{_BLANKS}}}", r"\d+": r"\d{1,6}"}
 """Unbounded regex in LMDeploy's or xgrammar's format -> bounded regex.
 
-The first is for the whitespace after the last call, the second for a call's number.
+The first is for the whitespace after the last call, the second for the index in a call's id, which some models write.
 """
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -46,7 +46,7 @@ def callable_tools(request: Any) -> tuple[Sequence[Any], bool] | None:
 
 
 def bounded(style: Any, *, only_one: bool) -> Any:
-    """Return a copy of xgrammar's structural tag with limits for whitespace and for the digits of a call's number.
+    """Return a copy of xgrammar's structural tag with limits for whitespace and for the digits of a call's index.
 
     style: the structural tag, or a part of one. only_one: whether nothing may follow the first call.
     """

@@ -159,8 +159,9 @@ async def _stopping(answers: Any, progress: _Progress, config: Any) -> AsyncIter
 def _ending(answer: Any, text: StopText, waiting: list[Any]) -> Any:
     """Return the last answer of a request, with the text that was held back.
 
-    answer: the last answer of LMDeploy's generator. If it has the token that stopped the answer, the result has it too.
-    waiting: the Releases since the previous answer.
+    answer: the last output of LMDeploy's generator. A stop token in it is kept in the result, unless a stop string has
+        already ended the answer.
+    waiting: the Releases since the previous output.
     """
     if text.stopped is not None:
         return _holding(dataclasses.replace(answer, finish_reason=text.stopped), text, waiting)

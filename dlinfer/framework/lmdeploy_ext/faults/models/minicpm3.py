@@ -74,6 +74,6 @@ def _hidden_states(
 ) -> Tensor:
     """Return the hidden states [1, N, hidden] of the N tokens input_ids [1, N].
 
-    LMDeploy passes the rows that it needs to ``get_logits``, which computes their logits.
+    LMDeploy then calls ``get_logits`` with the rows whose logits it needs, and with no other rows.
     """
     return self.model(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)

@@ -1,8 +1,8 @@
 """Compute the positions of tokens in CogVLM and GLM-4V, where all patch tokens of an image share one position.
 
-Tokens after an image therefore have a position below their index. For each sequence we store, by the place where an
-image ends, how much the image lowers later positions. So no image is counted twice if an evicted sequence is computed
-again.
+Tokens after an image therefore have a position below their index. For each sequence we store a dict: index of an
+image's end -> how much the image lowers later positions. If an evicted sequence is computed again, the same index is
+written again, and so no image is counted twice.
 """
 
 from collections.abc import Iterator

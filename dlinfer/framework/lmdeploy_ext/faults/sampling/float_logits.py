@@ -1,4 +1,7 @@
-"""Read the logits of ``output_logits="all"`` as float32 if the model is in float32."""
+"""Make the engine read the logits that it stored for ``output_logits="all"`` in the model's dtype.
+
+LMDeploy stores them as int16 words, and reads only 16-bit dtypes correctly: it fails for a model in float32.
+"""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ class Rules:
     presence, frequency: penalties on tokens of the answer, as OpenAI and vLLM define them.
     ngram_size, ngram_count: the answer ends once its last ``ngram_size`` tokens occur in it ``ngram_count`` times.
     has_drafts: whether speculative decoding may add several tokens in one step.
-    min_new_tokens: the request's value if ``has_drafts``, else 0.
+    min_new_tokens: the request's value if ``has_drafts``. Else it is 0, and LMDeploy counts the tokens itself.
     has_processors: whether logits processors read the tokens of the prompt and the answer.
     """
 
@@ -64,7 +64,8 @@ NO_RULES = Rules()
 class Start:
     """The rules and tokens of a sequence at its prefill. prompt: the prompt's tokens; empty if no rule reads them.
 
-    generated: the tokens generated before the prefill, because a preempted sequence is prefilled again.
+    generated: the tokens that were generated before this prefill. Only a preempted sequence, which is prefilled again,
+    has such tokens.
     """
 
     rules: Rules

@@ -161,7 +161,10 @@ def _init(
 
 
 def _abandon(engine: Any) -> None:
-    """End the client and the process of an engine whose start failed before the engine registered its own ``close``."""
+    """End the RPC client and the process of an engine whose start failed.
+
+    Such an engine has not yet registered its ``close`` with ``atexit``.
+    """
     if hasattr(engine, "rpc_client"):
         engine.rpc_client.stop()
     # Without an id, Ctrl-C cut the start short: the process gets incomplete instructions, and ends.

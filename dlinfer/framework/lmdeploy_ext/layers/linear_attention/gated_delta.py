@@ -85,7 +85,7 @@ class DeltaRule(GatedDeltaRuleImpl):
         """Return a tensor of value's shape, and update recurrent_state. ``kv_ratio`` is not used.
 
         query, key: [1, tokens, key heads, size]. value: [1, tokens, value heads, size]. a, b: [1, tokens, value
-        heads], or grouped by key heads.
+        heads], or [1, tokens, key heads, value heads of each key head].
         """
         rate, step = (x.reshape(value.shape[1:3]) for x in (b, a))
         rate, decay = rate.sigmoid(), a_log_exp * functional.softplus(step.float() + dt_bias)

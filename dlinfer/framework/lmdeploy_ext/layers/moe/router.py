@@ -1,6 +1,7 @@
 """Choose experts with a correction bias, as DeepSeek-V3 does (arXiv:2412.19437, section 2.1.2).
 
-LMDeploy's router reshapes with a size of -1. A graph for any number of tokens cannot infer this size for one group.
+LMDeploy's router reshapes with a size of -1. If all experts form one group (``n_group=1``), a graph with a symbolic
+number of tokens cannot infer this size.
 """
 
 from typing import Any

@@ -65,8 +65,8 @@ class RopeLengths:
     def outgrown_by(self, sequence: Any) -> bool:
         """Return whether the next token may exceed the original length while the cache has the short frequencies.
 
-        LMDeploy may schedule a step before it knows the newest token, so the result is True one token early. If
-        LMDeploy already knows the newest token, the only cost is that a prefill computes one token more.
+        LMDeploy may schedule a step before it knows the newest token, so the result is True one token early. This is
+        harmless if LMDeploy already knows the newest token: a prefill then only computes one token more.
         """
         return self._is_short(sequence) and sequence.num_all_ids >= self.original
 

@@ -86,10 +86,11 @@ def check(config: Any) -> None:
 
 
 def yarn_scale(spec: Any) -> float:
-    """Return yarn's factor of cos and sin: the checkpoint's ``attention_factor``, or else 0.1 ln(factor) + 1.
+    """Return yarn's factor of cos and sin.
 
-    If the checkpoint has ``mscale`` and ``mscale_all_dim``, each weights the logarithm of one such term, and the ratio
-    of the two terms is returned.
+    It is the checkpoint's ``attention_factor``. If the checkpoint has none, but ``mscale`` and ``mscale_all_dim``, it
+    is (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1). Otherwise it is 0.1 ln(factor) + 1. For a
+    factor below 1, ln(factor) counts as 0.
     """
     params = spec.yarn_params
     if params.attention_factor is not None:

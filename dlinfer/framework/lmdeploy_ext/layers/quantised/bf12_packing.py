@@ -51,7 +51,8 @@ class Weight:
     def __init__(self, module: nn.Module, pack: Callable[[Tensor], Tensor], parts: int | None = None) -> None:
         """Take a layer whose weight is about to be loaded. pack: returns a packed weight, uint8 [bytes].
 
-        parts: the number of tensors that the weight is made of, if this rank copies only a part of each; else None.
+        parts: under tensor parallelism, the number of the checkpoint's tensors that the weight is joined from; else
+        None. A rank copies only a part of each tensor, so their elements do not tell when the weight is complete.
         """
         self.module, self._pack, self._parts = module, pack, parts
         parameter = self.parameter
@@ -74,7 +75,10 @@ class Weight:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that packing saves if no exponent is outside the packed range; 0 if that is not worthwhile."""
+        """The bytes that packing saves if BF12 can encode all exponents of the weight; 0 if that is not worthwhile.
+
+        BF12 encodes 15 neighbouring exponents. A number with another exponent takes extra bytes.
+        """
         least = bf12.packed_bytes(self.rows, self.columns)
         return self.plain_bytes - least if least <= WORTHWHILE * self.plain_bytes else 0
 
@@ -132,7 +136,7 @@ class Packing:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that packing saves in the whole model if no exponent is outside the packed range."""
+        """The bytes that packing saves in the whole model if BF12 can encode all exponents of the weights."""
         return sum(weight.saved_bytes for weight in self._weights)
 
     @property
@@ -214,10 +218,10 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the linear layers to pack: LMDeploy's unquantised ones, which keep no other data derived from the weight.
+    """Return the linear layers to pack: those of LMDeploy's own unquantised classes.
 
-    The output projection is left out, because LMDeploy reads the dtype of its weight. Layers that share a weight are
-    left out too.
+    These classes keep no other data derived from the weight. The output projection is left out, because LMDeploy reads
+    the dtype of its weight. Layers that share a weight are left out too.
     """
     users = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     heads = {

@@ -65,8 +65,8 @@ class FusedMoEW4A16(FromSpec, FusedMoEW4A16Impl):
     ) -> Tensor:
         """Return a tensor of hidden_states' shape [tokens, hidden].
 
-        weights: words and scales of gate_up, then of down. For our own layer, zero points follow the scales of each.
-        ``ops.fused_moe_w4a16`` documents the other arguments.
+        weights: the packed weights (int32) and scales of gate_up, then those of down. For our own layer, zero points
+        follow the scales, both of gate_up and of down. ``ops.fused_moe_w4a16`` documents the other arguments.
         """
         half, spec = len(weights) // 2, self.spec
         zeros = (None,) if half == 2 else ()

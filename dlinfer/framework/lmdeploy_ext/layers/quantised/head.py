@@ -1,7 +1,8 @@
 """The output projection in int8. An embedding that is tied to it reads the same table.
 
-A decoding step reads the whole projection. In small models with large vocabularies it is larger than all packed layers.
-The table has W8A8's layout: for each token a row of int8 numbers and a float32 scale.
+A decoding step reads the whole projection. In small models with large vocabularies, the unpacked projection can be
+larger than all packed layers together. The table has W8A8's layout: for each token a row of int8 numbers and a float32
+scale.
 """
 
 import logging

@@ -144,8 +144,8 @@ class CaptureRunner(GraphRunner):
 
         rows: the number of rows of the graph. The eager run does everything that happens only once, such as repacking
         weights.
-        The step may run a second time while it is captured, because it writes the same numbers to the same cache slots
-        again.
+        It does no harm if the step runs a second time while it is captured: it writes the same numbers to the same
+        cache slots again.
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
@@ -206,9 +206,9 @@ def _lengths(rows: int, kwargs: dict[str, Any]) -> list[int]:
 
 
 def _cut(result: Any, real: int) -> Any:
-    """Return a copy of a forward's result without padding rows, which later replays do not overwrite.
+    """Return a copy of a forward's result without padding rows. Later replays do not overwrite this copy.
 
-    real: the number of other rows. Hidden states become [1, real, hidden].
+    real: the number of rows that are no padding. Hidden states become [1, real, hidden].
     """
     if isinstance(result, torch.Tensor):
         return result[:, :real].clone()
