@@ -40,7 +40,7 @@ class Layer:
     """The blocks of one layer.
 
     place: the path of the ModuleList and the layer's index in it; None for blocks outside all layers.
-    often: how many equal layers were merged into this.
+    often: how many equal layers were merged into this one.
     """
 
     place: Place | None

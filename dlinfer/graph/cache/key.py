@@ -21,9 +21,9 @@ _SUBJECT, _DIGEST = 12, 40
 
 @dataclass(frozen=True)
 class Key:
-    """Everything that compiled code depends on. Values are plain data: numbers, texts, None, and containers of these.
+    """Everything that an entry depends on. Values are plain data: numbers, texts, None, and containers of these.
 
-    kind: the kind of compiled code, such as ``cluster`` (loops compiled together) or ``call`` (a bound call).
+    kind: the kind of entry, such as ``cluster`` (loops compiled together) or ``call`` (a bound call).
     subject: the name of the compiled function or model. A missing key is compared with stored keys of the same subject.
     environment: versions, code and settings; see ``Environment``.
     content: the compiled graph or model, as lines of text.

@@ -19,7 +19,7 @@ Apart = list[tuple[list[int], list[int]]]
 
 
 class SharedMemoryError(DlinferError, ValueError):
-    """A bool input and a wider input of a call share memory, and the graph writes one of them."""
+    """A bool input of a call shares memory with an input of a wider dtype, and the graph writes one of the two."""
 
     message = (
         "input {bools} of the graph (bools) shares memory with input {wider} (a wider dtype), and the graph writes "

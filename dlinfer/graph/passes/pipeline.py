@@ -107,7 +107,7 @@ def verify(
     In a valid graph, nodes are in order and have fakes. The inputs, the writes and the ops with hidden effects must be
     those before the pass, except that writes may be missing.
     stage: the name of the pass, for the error.
-    before: inputs, writes and effects before the pass. None skips the comparison.
+    before: inputs, writes and effects before the pass. None skips the comparison. stands_for: as in ``Pass``.
     """
     try:
         graph_module.graph.lint()

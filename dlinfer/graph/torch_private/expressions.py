@@ -1,8 +1,8 @@
 """Sizes and conditions on sizes: sympy's expressions over named symbols, with one parser and one printer.
 
-The printer writes Python. The parser reads a closed grammar (integers, symbols, arithmetic, comparisons), because its
-texts come from artifacts, and an artifact may come from anywhere. It first splits a text into tokens of that grammar.
-Only these tokens reach Python's parser, and no text is evaluated.
+The printer writes Python. The parser reads a closed grammar (integers, symbols, arithmetic, comparisons), because a
+text may be from an artifact, and an artifact may come from anywhere. The parser first splits a text into tokens of that
+grammar. Only these tokens reach Python's parser, and no text is evaluated.
 """
 
 # sympy has no types.

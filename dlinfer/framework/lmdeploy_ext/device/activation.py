@@ -76,8 +76,7 @@ def refuse(feature: str, advice: str, device_type: str | None = None) -> Unsuppo
     """Return an UnsupportedFeatureError.
 
     feature: the thing that is not supported. advice: the user's next step. device_type: the device to name in the
-    error;
-    None for the active device.
+    error; None for the active device.
     """
     named = device_type or _active
     where = f"device_type {named!r}" if named else "a device of dlinfer's"

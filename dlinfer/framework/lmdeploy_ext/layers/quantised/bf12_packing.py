@@ -241,7 +241,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _parts(layer: Any) -> int | None:
-    """Return the number of tensors that a layer's weight is made of; None if this process has all of the layer."""
+    """Return the ``parts`` of a layer's ``Weight``; None if this process has all of the layer."""
     if layer.tp == 1:
         return None
     if isinstance(layer, QKVBaseLinear):
@@ -250,7 +250,7 @@ def _parts(layer: Any) -> int | None:
 
 
 def _experts(model: nn.Module) -> list[Any]:
-    """Return the layers of experts to pack: LMDeploy's unquantised ones without biases and without parallelism."""
+    """Return the layers of experts to pack: those of LMDeploy's unquantised class, without biases and parallelism."""
     return [
         layer
         for layer in model.modules()

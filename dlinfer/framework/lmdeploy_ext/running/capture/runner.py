@@ -57,9 +57,8 @@ class CaptureRunner(GraphRunner):
     """Runs decoding steps as graphs of the device, and all other steps eagerly.
 
     graphs_of: the device, whose ``graph_class`` names the class of its graphs. policy: decides which steps are
-    captured;
-    None captures batches up to LMDeploy's ``max_batch_size``. Creating the runner raises NoDeviceGraphError if the
-    device has no graphs.
+    captured; None captures batches up to LMDeploy's ``max_batch_size``. Creating the runner raises NoDeviceGraphError
+    if the device has no graphs.
 
     If a batch size cannot be captured, the setting for fallbacks decides. With ``error`` the step raises
     CapturedStepError. Otherwise steps of this size run eagerly until all graphs are dropped.
@@ -142,10 +141,10 @@ class CaptureRunner(GraphRunner):
     def _capture(self, rows: int, kwargs: dict[str, Any]) -> Any:
         """Run a step eagerly over new buffers, capture it for later steps, and return the eager result.
 
-        rows: the number of rows of the graph. The eager run does everything that happens only once, such as repacking
-        weights.
-        It does no harm if the step runs a second time while it is captured: it writes the same numbers to the same
-        cache slots again.
+        The eager run does everything that happens only once, such as repacking weights. It does no harm if the step
+        runs a second time while it is captured: it writes the same numbers to the same cache slots again.
+
+        rows: the number of rows of the graph.
         """
         streams = self._device.streams
         keys = kwargs["past_key_values"][0][0]
