@@ -13,7 +13,7 @@ class SamplingOutput:
     """The sampled tokens, as arrays over n sequences.
 
     token_ids, num_new_tokens: [n] int64.
-    repeating_indices: [n] int64, for each sequence its row of the logits, always 0 to n - 1.
+    repeating_indices: [n] int64, always 0 to n - 1, because no sequence is repeated.
     logprobs: [n] float32, the log-probabilities of the sampled tokens. NO_LOGPROB if no sequence requests them.
     top_token_ids int64, top_logprobs float32: [n, k], the most likely tokens first. k is the largest number of top
         tokens that a sequence requests.
