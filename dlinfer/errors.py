@@ -233,10 +233,7 @@ class DeviceConflictError(DlinferError, RuntimeError):
 
 
 class DeviceWithoutVendorError(DlinferError, RuntimeError):
-    """LMDeploy was asked for a device type such as ascend, but no installed package provides the vendor of that name.
-
-    In contrast, DeviceUnknownError means that no vendor describes the device, though its vendor may be installed.
-    """
+    """LMDeploy was asked for a device type such as ascend, and no installed package has the vendor of that name."""
 
     message = (
         "device_type {device!r} cannot be used: no installed package provides the vendor {device!r}. dlinfer "
