@@ -339,7 +339,7 @@ class EngineUnavailableError(DlinferError, RuntimeError):
 
 
 class EngineResultError(DlinferError, RuntimeError):
-    """A graph engine returned a result whose dtype or sizes differ from the graph's. The result is dropped."""
+    """A graph engine returned a result whose dtype, sizes or device differ from the graph's. The result is dropped."""
 
     message = "graph engine {engine!r} returned {given} as result {index} of {region}, not {expected}."
     next_step = "choose another engine for this model, and report the error with the output of `dlinfer doctor --json`."

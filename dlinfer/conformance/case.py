@@ -1,7 +1,7 @@
 """A case: one call of an op with one sample, in one dtype, on the device of the vendor under test."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,6 +46,12 @@ class Subject:
     def on_host(self) -> bool:
         """Whether the vendor's tensors are in host memory."""
         return self.device == HOST
+
+    def check_device(self, results: Iterable[Tensor]) -> None:
+        """Raise Failed for a result on another device than the vendor's."""
+        for number, result in enumerate(results):
+            if result.device.type != self.device:
+                raise Failed(f"result {number} is on {result.device}, not on {self.device}")
 
     def maker(self, dtype: torch.dtype, *, on_host: bool = False, seed: int = 0) -> SampleMaker:
         """Return a maker of samples on the vendor's device or, if ``on_host``, on the host for the reference.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from dlinfer import settings
 from dlinfer.conformance.case import Case, Skipped, Subject
@@ -26,7 +27,9 @@ def _calls(case: Case, calls: list[Case], dynamic: bool) -> None:
         run = _compiled(case, engine, dynamic)
         for call in calls:
             args = call.fresh()
-            call.compare(args, run(*args), call.expected())
+            returned = run(*args)
+            case.subject.check_device(pytree.tree_leaves(returned))
+            call.compare(args, returned, call.expected())
     finally:
         torch.compiler.reset()
 

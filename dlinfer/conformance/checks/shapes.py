@@ -21,8 +21,7 @@ def schema(case: Case) -> None:
     for number, result in enumerate(results):
         if not isinstance(result, Tensor):
             raise Failed(f"result {number} is {type(result).__name__}, not a tensor")
-        if result.device.type != case.subject.device:
-            raise Failed(f"result {number} is on {result.device}, not on {case.subject.device}")
+    case.subject.check_device(results)
 
 
 def fake(case: Case) -> None:

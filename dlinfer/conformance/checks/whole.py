@@ -88,8 +88,9 @@ def _compared(case: Whole, prepared: Callable[[nn.Module], Callable[..., Tensor]
     run = prepared(_Model(case.op, weights(make)))
     with settings.override(fallback="allow"):
         for number, (inputs, step) in enumerate(steps(make, case.op.takes_tokens)):
-            actual, bound = run(inputs, step).cpu(), _TOLERANCES[case.dtype]
-            wrong = difference([actual], [want[number]], rtol=bound, atol=bound, expected_is_wide=True)
+            actual, bound = run(inputs, step), _TOLERANCES[case.dtype]
+            case.subject.check_device([actual])
+            wrong = difference([actual.cpu()], [want[number]], rtol=bound, atol=bound, expected_is_wide=True)
             if wrong is not None:
                 raise Failed(f"{f'step {number} of decoding' if number else 'prefill'}: {wrong}")
     new = {kind for kind, count in fallback.counts().items() if count > before.get(kind, 0)}

@@ -29,7 +29,7 @@ may raise RefusedError, but only before it writes."""
 
 
 class OutputSpecs:
-    """The dtypes and sizes of the outputs of a functionalized region.
+    """The dtypes, sizes and devices of the outputs of a functionalized region.
 
     The constructor raises UnknownSizeError if the inputs do not determine an output's size.
     """
@@ -58,19 +58,26 @@ class OutputSpecs:
         ]
 
     def check(self, inputs: Inputs, outputs: Sequence[Tensor], engine: str, region: str) -> None:
-        """Raise EngineResultError if the number, a dtype or a size of the outputs is wrong."""
+        """Raise EngineResultError if the number, a dtype, a size or a device of the outputs is wrong."""
         expected = self._sizes(inputs)
         if len(outputs) != len(expected):
             results = f"{len(outputs)} results"
             raise EngineResultError(
                 engine=engine, region=region, index=0, given=results, expected=str(len(expected))
             )
-        for index, (value, (dtype, _), sizes) in enumerate(zip(outputs, self._kinds, expected, strict=True)):
-            if value.dtype != dtype or value.shape != sizes:
-                result, spec = f"{value.dtype} {list(value.shape)}", f"{dtype} {list(sizes)}"
+        kinds = zip(outputs, self._kinds, expected, strict=True)
+        for index, (value, (dtype, device), sizes) in enumerate(kinds):
+            if value.dtype != dtype or value.shape != sizes or not _same(value.device, device):
+                result = f"{value.dtype} {list(value.shape)} on {value.device}"
+                spec = f"{dtype} {list(sizes)} on {device}"
                 raise EngineResultError(
                     engine=engine, region=region, index=index, given=result, expected=spec
                 )
+
+
+def _same(one: torch.device, other: torch.device) -> bool:
+    """Return whether two devices are the same. A device without an index is the same as that device with any index."""
+    return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
 
 
 class Lowered(ABC):
@@ -79,7 +86,7 @@ class Lowered(ABC):
     source: the vendor's form as text, for reports.
     placement: how the nodes run, for reports.
     held: indices of the inputs whose tensors ``compile`` builds in.
-    outputs: dtypes and sizes of the outputs; ``outputs.empty(inputs)`` allocates the outputs of a call.
+    outputs: dtypes, sizes and devices of the outputs; ``outputs.empty(inputs)`` allocates the outputs of a call.
     notes: other facts for the report, a sentence each; the list may grow while the region runs.
 
     The constructor raises UnknownSizeError if the inputs do not determine an output's size.

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from dlinfer.graph.engine_kit.onnx_engine import OnnxEngine, OnnxModel, Session
 from dlinfer.graph.engine_kit.options import EngineOptions
+from dlinfer.graph.ir.dialect import tensors_of
 
 from .torch_device import NAME
 
@@ -28,6 +29,13 @@ class TheEngine(OnnxEngine[EngineOptions]):
         if dtype == torch.bfloat16:
             return "bfloat16, which numpy does not have"
         return super().refuses_dtype(dtype)
+
+    def refuses_op(self, node: fx.Node) -> str | None:
+        if any(
+            tensor.device.type != NAME for tensor in tensors_of(node)
+        ):  # ``session`` puts results on the device
+            return "its result is on the host"
+        return super().refuses_op(node)
 
     def fault(self, model: bytes) -> str | None:
         """What the runtime has against the model of a single node; asked once for each kind of node."""

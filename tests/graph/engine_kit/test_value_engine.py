@@ -156,10 +156,13 @@ def test_what_the_vendor_writes_itself_counts(vendor, monkeypatch):
         (lambda values: [one.double() for one in values], r"torch\.float64 \[4, 6\]"),
         (lambda values: [one[None] for one in values], r"torch\.float32 \[1, 4, 6\]"),
         (lambda values: [one[:3] for one in values], r"torch\.float32 \[3, 6\]"),
+        (lambda values: [one.to("meta") for one in values], r"torch\.float32 \[4, 6\] on meta"),
         (lambda values: [], "0 results"),
     ],
 )
-def test_a_result_of_another_dtype_rank_or_size_is_an_error_and_nothing_is_written(vendor, spoil, given):
+def test_a_result_of_another_dtype_rank_size_or_device_is_an_error_and_nothing_is_written(
+    vendor, spoil, given
+):
     def function(x):
         x.add_(1)
         return x.exp()
