@@ -82,9 +82,19 @@ class UnsupportedFeatureError(DlinferError, NotImplementedError):
 
 
 class KernelDeclined(DlinferError, NotImplementedError):
-    """A vendor's kernel cannot serve a call. The kernel raises this before it writes anything."""
+    """A vendor's kernel cannot serve a call: ``raise KernelDeclined("rows of 7")``, before it writes anything."""
 
     message = "{reason}"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason=reason)
+
+
+class KernelRuleError(DlinferError, TypeError):
+    """The rule of a vendor's kernel returned neither a reason for a refusal nor None."""
+
+    message = "the rule {rule} of the kernel {kernel} returned {given}, not a reason as text or None."
+    next_step = "return the reason as text if the kernel refuses the call, and None if it takes the call."
 
 
 class KernelSignatureError(DlinferError, TypeError):
@@ -196,10 +206,7 @@ class ToolchainInstallError(DlinferError, RuntimeError):
 
 
 class PatchError(DlinferError, RuntimeError):
-    """A patch for a framework's function does not match the function of the installed version.
-
-    The patch was not applied.
-    """
+    """A patch does not match the framework's function in the installed version, and was not applied."""
 
     message = "the patch on {target} does not fit {package} {version}: {detail}."
     next_step = "install a tested version of {package} (see `dlinfer doctor`)."
@@ -294,15 +301,10 @@ class FrameworkSourceError(DlinferError, ValueError):
 
 
 class CaptureError(DlinferError, RuntimeError):
-    """A model cannot be captured as a graph.
-
-    If the fallback policy is not ``error``, the model runs eagerly instead.
-    """
+    """A model cannot be captured as a graph. Unless the fallback policy is ``error``, the model runs eagerly."""
 
     message = "the model cannot be captured as a graph: {reason} (at {line})."
-    next_step = (
-        "change that line, or run the model eagerly: with DLINFER_FALLBACK=warn, or without torch.compile."
-    )
+    next_step = "change that line, or run the model eagerly (DLINFER_FALLBACK=warn, or no torch.compile)."
 
 
 class PassError(DlinferError, RuntimeError):
@@ -319,9 +321,7 @@ class GraphRunError(DlinferError, RuntimeError):
     """A compiled graph failed while it ran. The model can still be used."""
 
     message = "{region} failed at node {node!r} ({op}), from {line}: {detail}."
-    next_step = (
-        "use a smaller batch if memory ran out; else report this and the output of `dlinfer doctor --json`."
-    )
+    next_step = "if memory ran out, use a smaller batch; else report this with `dlinfer doctor --json`."
 
 
 class CompileOptionError(DlinferError, ValueError):
@@ -488,9 +488,7 @@ class SessionCallError(DlinferError, ValueError):
     """A Session has no entry, input, output or tensor of the requested name, or cannot do what the call requests."""
 
     message = "{what} {name!r}: {detail}."
-    next_step = (
-        "`session.get_graph_names()` lists entries; `session.signature(entry)` lists inputs and outputs."
-    )
+    next_step = "`session.get_graph_names()` lists entries, `session.signature(entry)` inputs and outputs."
 
 
 class BatchCollectorError(DlinferError, ValueError):

@@ -104,6 +104,12 @@ def test_braces_in_a_field_are_kept_as_they_are():
     assert "{x}" in str(errors.KernelDeclined(reason="{x}"))
 
 
+def test_a_kernel_gives_its_reason_by_position():
+    declined = errors.KernelDeclined("rows of 7")
+    assert str(declined) == "rows of 7" and declined.fields == {"reason": "rows of 7"}
+    assert pickle.loads(pickle.dumps(declined)).fields == declined.fields
+
+
 def test_every_place_gives_the_fields_of_the_template():
     wrong = []
     for place, cls, call in calls():

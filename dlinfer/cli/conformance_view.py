@@ -102,8 +102,7 @@ def _declined(report: Report, console: Console) -> None:
     declined = [result for result in report.results if result.state == DECLINED]
     by_reason: dict[tuple[str, str], Counter[str]] = {}
     for result in declined:
-        reason = result.detail.replace(f"dlinfer.{result.op}", "the op")
-        by_reason.setdefault((result.check, reason), Counter())[result.op] += 1
+        by_reason.setdefault((result.check, result.detail), Counter())[result.op] += 1
     for (check, detail), ops in by_reason.items():
         words = ", ".join(f"{op} {count}" for op, count in ops.items())
         console.print(Text("declined ", style="yellow"), Text(f"{check}: {detail} ({words})"), sep="")

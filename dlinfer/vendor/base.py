@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dlinfer.errors import KernelDeclined
+from dlinfer.errors import KernelDeclined, KernelRuleError
 from dlinfer.toolchain.recipe import Toolchain
 from dlinfer.vendor.claims import Claims, Proofs
 from dlinfer.vendor.device import Device
@@ -31,13 +31,20 @@ def refuses(rule: Rule) -> Callable[[Kernel], Kernel]:
 
     rule: takes the op's arguments, and returns the reason for a refusal, or None if the kernel takes the call. Tensors
     may be fake tensors, so the rule reads dtypes, ranks, sizes and devices, never values. KV caches come in the
-    vendor's layout.
+    vendor's layout. A call raises KernelRuleError if the rule returns anything else, such as True, False or "".
 
     If the decision depends on values, the kernel itself raises KernelDeclined, before it writes anything.
     """
 
     def with_rule(kernel: Kernel) -> Kernel:
-        kernel.refuses = rule  # pyright: ignore[reportFunctionMemberAccess]
+        @functools.wraps(rule)
+        def checked(*args: Any, **kwargs: Any) -> str | None:
+            reason: object = rule(*args, **kwargs)
+            if reason is None or (isinstance(reason, str) and reason):
+                return reason
+            raise KernelRuleError(rule=kernel_name(rule), kernel=kernel_name(kernel), given=repr(reason))
+
+        kernel.refuses = checked  # pyright: ignore[reportFunctionMemberAccess]
         return kernel
 
     return with_rule
@@ -91,7 +98,7 @@ def implementations(kernel: Kernel) -> tuple[Kernel, ...]:
 
 def kernel_name(kernel: Kernel) -> str:
     """Return the module and the name of an implementation, for messages."""
-    return f"{kernel.__module__}.{kernel.__qualname__}"
+    return f"{kernel.__module__}.{getattr(kernel, '__qualname__', repr(kernel))}"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ def where(rule: Callable[[Any], str | None]) -> Callable[[Kernel], Kernel]:
         def asked(*args: Any, **kwargs: Any) -> str | None:
             return rule(SimpleNamespace(**dict(zip(names, args, strict=False)), **kwargs))
 
+        asked.__module__, asked.__qualname__ = rule.__module__, rule.__qualname__  # for KernelRuleError
         return refuses(asked)(kernel)
 
     return with_rule

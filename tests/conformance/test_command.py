@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dlinfer.cli import main
+from dlinfer.cli import conformance_view, main
 from dlinfer.conformance import apart
 from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.report import html, junit
@@ -116,6 +116,12 @@ def test_files_hold_whatever_a_vendor_says():
     page = html.page(made)
     assert "&lt;a &amp; b&gt;" in page and "<b>" not in page and "some claims do not hold" in page
     page.encode()
+
+
+def test_a_vendor_s_reason_is_printed_as_it_is(capsys):
+    reason = "acme's compiler has no dlinfer.rms_norm.default"
+    conformance_view.show(report(Result("rms_norm", "float32", "c", "graph", DECLINED, reason)))
+    assert f"declined graph: {reason} (rms_norm 1)" in capsys.readouterr().out
 
 
 def test_nothing_passed_is_not_a_pass():

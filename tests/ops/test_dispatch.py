@@ -45,7 +45,7 @@ def test_a_kernel_with_other_parameters_is_refused_and_changes_nothing(activate)
 
 
 def test_a_kernel_for_an_unknown_op_is_refused_naming_the_known_ones(activate):
-    with pytest.raises(UnknownOpError, match=r"'bad'.*'rms_nrom'.*Known: .*rms_norm"):
+    with pytest.raises(UnknownOpError, match=r"'bad'.*'rms_nrom'.*Known ops: .*rms_norm"):
         activate(made("bad", rms_nrom=lambda x: x))
     assert vendor.active("cpu") is vendor.get("cpu")
 

@@ -77,7 +77,8 @@ class OutputSpecs:
 
 def _same(one: torch.device, other: torch.device) -> bool:
     """Return whether two devices are the same. A device without an index is the same as that device with any index."""
-    return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
+    indices: set[int | None] = {one.index, other.index}
+    return one.type == other.type and (len(indices) == 1 or None in indices)
 
 
 class Lowered(ABC):

@@ -1,5 +1,7 @@
 """An op with several kernels: the first that takes a call runs it, and reports name it."""
 
+import re
+
 import pytest
 import torch
 
@@ -7,10 +9,11 @@ from dlinfer import ops, settings
 from dlinfer.conformance.case import Case, Failed, Subject
 from dlinfer.conformance.checks import values
 from dlinfer.conformance.plan import plan
-from dlinfer.errors import FallbackError, KernelDeclined, KernelSignatureError
+from dlinfer.errors import FallbackError, KernelDeclined, KernelRuleError, KernelSignatureError
 from dlinfer.ops.core import fallback, kernels
 from dlinfer.vendor import Probe, Vendor
 from dlinfer.vendor.base import implementations, in_order, refuses
+from dlinfer.vendor.reasons import where
 
 FLOAT32 = "float32 only"
 
@@ -18,7 +21,7 @@ FLOAT32 = "float32 only"
 @refuses(lambda x, weight, eps: None if x.dtype is torch.float32 else FLOAT32)
 def fast(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.shape[-1] == 7:
-        raise KernelDeclined(reason="rows of 7")
+        raise KernelDeclined("rows of 7")
     return ops.rms_norm.reference(x, weight, eps)
 
 
@@ -94,6 +97,28 @@ def test_the_parameters_of_each_rule_are_checked(activate, rule, takes):
 
     with pytest.raises(KernelSignatureError, match=f"rule of the kernel for 'rms_norm' takes {takes}.*'eps'"):
         activate(vendor_of(fast, other))
+
+
+def always(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.full_like(x, 3.0)
+
+
+@pytest.mark.parametrize("answer", [False, True, "", ["float32 only"]])
+@pytest.mark.parametrize("attached", [refuses, where])
+def test_a_rule_that_returns_neither_a_text_nor_none_is_an_error(activate, attached, answer):
+    def rule(*args, **kwargs):
+        return answer
+
+    names = rf"rule {__name__}\..*\.rule of the kernel {__name__}\.always returned {re.escape(repr(answer))}"
+    kernel = attached(rule)(always)
+    for one in (kernel, in_order(kernel, fast)):
+        activate(Vendor("ruled", "cpu", "", lambda: Probe(True, ""), lambda one=one: {"rms_norm": one}))
+        with pytest.raises(KernelRuleError, match=names):
+            call()
+        with pytest.raises(KernelRuleError, match=names):
+            kernels.refusal("rms_norm", "cpu", ones())
+        with pytest.raises(KernelRuleError, match=names):
+            kernels.direct_kernel("rms_norm", "cpu")(*ones())
 
 
 @pytest.mark.parametrize("rule", [lambda x, weight, eps, dtype=None: None, lambda *args, **kwargs: None])
