@@ -60,14 +60,17 @@ def _is_packed(layer: str, name: str) -> bool:
     return is_linear and (name != "experts" or ".experts." in layer)
 
 
-def build(family: str, name: str, folder: Path) -> None:
-    """Make ``folder`` a checkpoint of a family of experts by one of METHODS, and ``REFERENCE`` in it its twin."""
+def build(family: str, name: str, folder: Path, **sizes: int) -> None:
+    """Make ``folder`` a checkpoint of a family of experts by one of METHODS, and ``REFERENCE`` in it its twin.
+
+    sizes: values in its config.json that differ from the family's.
+    """
     import transformers
 
     method, spec, twin = METHODS[name], FAMILIES[family], folder / REFERENCE
     model_class = getattr(transformers, f"{spec.hf_name}ForCausalLM")
     torch.manual_seed(_SEEDS.get(family, method.seed))
-    model = model_class(model_class.config_class(**spec.config)).float().eval()
+    model = model_class(model_class.config_class(**spec.config | sizes)).float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.ndim == 1:

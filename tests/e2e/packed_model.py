@@ -77,14 +77,17 @@ def rounded(weight: Tensor, method: Method) -> tuple[Tensor, dict[str, Tensor]]:
     return again.float(), tensors
 
 
-def build(family: str, name: str, folder: Path) -> None:
-    """Make ``folder`` a checkpoint of a family by one of METHODS, in two files, and ``REFERENCE`` in it its twin."""
+def build(family: str, name: str, folder: Path, **sizes: int) -> None:
+    """Make ``folder`` a checkpoint of a family by one of METHODS, in two files, and ``REFERENCE`` in it its twin.
+
+    sizes: values in its config.json that differ from the family's.
+    """
     import transformers
 
     method, (prefix, extra) = METHODS[name], FAMILIES[family]
     model_class = getattr(transformers, f"{prefix}ForCausalLM")
     torch.manual_seed(method.seed)
-    model = model_class(model_class.config_class(**COMMON | extra)).float().eval()
+    model = model_class(model_class.config_class(**COMMON | extra | sizes)).float().eval()
     tensors: dict[str, Tensor] = {}
     with torch.no_grad():
         for key, parameter in model.named_parameters():

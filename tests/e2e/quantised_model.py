@@ -54,6 +54,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
     "mixtral": (
         "Mixtral",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, "head_dim": 32},
@@ -62,16 +63,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(family: str, method: str, folder: Path, is_compressed: bool = False) -> None:
+def build(family: str, method: str, folder: Path, is_compressed: bool = False, **sizes: int) -> None:
     """Make ``folder`` a checkpoint of a family that is quantised by one of METHODS, as compressed-tensors has it or as
-    LMDeploy reads it."""
+    LMDeploy reads it. sizes: values in its config.json that differ from the family's."""
     import transformers
     from safetensors.torch import load_file, save_file
 
     name, extra = CONFIGS[family]
     model_class = getattr(transformers, f"{name}ForCausalLM")
     torch.manual_seed(len(family))
-    model = model_class(model_class.config_class(**COMMON | SIZES | extra)).float().eval()
+    model = model_class(model_class.config_class(**COMMON | SIZES | extra | sizes)).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:

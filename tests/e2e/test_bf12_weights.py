@@ -56,10 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bf12-weights")
 
 
-def make_experts(folder: Path) -> None:
-    """A random model with experts, of sizes that are packed."""
+def make_experts(folder: Path, **more: int) -> None:
+    """A random model with experts, of sizes that are packed. more: sizes that differ."""
     torch.manual_seed(0)
-    sizes = COMMON | quantised_model.SIZES | quantised_model.EXPERTS
+    sizes = COMMON | quantised_model.SIZES | quantised_model.EXPERTS | more
     model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)).bfloat16()
     model.generation_config.eos_token_id = STOP_IDS
     model.save_pretrained(folder)

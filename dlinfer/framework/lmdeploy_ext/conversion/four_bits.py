@@ -125,7 +125,9 @@ class FourBits:
 
     def _spread(self, name: str, rows: Tensor, layer: Any) -> Tensor:
         self.checkpoint.require(layer is not None, f"with a layer {name} that LMDeploy's class does not have")
-        return _spread(name, rows, layer.in_features, self.stored, layer.group_size, self.checkpoint)
+        is_split = not getattr(layer, "colwise", True)  # each rank's layer has a part of the inputs
+        inputs = layer.in_features * (layer.tp if is_split else 1)
+        return _spread(name, rows, inputs, self.stored, layer.group_size, self.checkpoint)
 
 
 # --- experts alone

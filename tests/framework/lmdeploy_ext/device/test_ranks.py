@@ -1,6 +1,7 @@
 """Models on several devices: what is refused by name."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lmdeploy import PytorchEngineConfig
@@ -16,7 +17,8 @@ from examples.tiny_models.families import FAMILIES
 
 @pytest.fixture
 def cards(monkeypatch):
-    """As if the CPU were a card: no graphs that span several, and no ranks that Ray starts."""
+    """As if the CPU were a card: no graphs that span several, no adapters on several, and no ranks that Ray starts."""
+    monkeypatch.setattr(tensor_parallel.devices, "shares_host", lambda device_type: False)
     monkeypatch.setattr(ranks, "graphs_are_served", lambda device_type: False)
     monkeypatch.setattr(ray_cluster, "is_served", lambda device_type: False)
 
@@ -57,19 +59,21 @@ def test_one_rank_needs_no_processes():
 
 SIZES = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
-PACKED_AWQ, PACKED_FP8 = ({"quantization_config": {"quant_method": name}} for name in ("awq", "fp8"))
+AWQ: dict[str, Any] = {"quant_method": "awq", "group_size": 128}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def packed(name: str, config: dict[str, Any], **sizes: int) -> dict[str, Any]:
+    return {"architectures": [name], "quantization_config": config} | SIZES | sizes
 
 
 @pytest.mark.parametrize(
     ("config", "method", "named"),
     [
         ({"architectures": ["Gemma3ForCausalLM"]}, None, "tp=2 of Gemma3ForCausalLM"),
-        ({"architectures": ["LlamaForCausalLM"], **PACKED_FP8}, None, "LlamaForCausalLM quantised as fp8"),
-        (
-            {"architectures": ["MixtralForCausalLM"], **PACKED_AWQ},
-            None,
-            "MixtralForCausalLM quantised as awq",
-        ),
+        (packed("InternLM2ForCausalLM", BLOCKS), None, "InternLM2ForCausalLM quantised as fp8"),
+        (packed("GemmaForCausalLM", {"quant_method": "smooth_quant"}), None, "GemmaForCausalLM quantised as"),
+        (packed("MixtralForCausalLM", {"quant_method": "smooth_quant"}), None, "quantised as smooth_quant"),
         ({"architectures": ["LlamaForCausalLM"]}, "eagle", "speculative"),
     ],
 )
@@ -79,14 +83,60 @@ def test_models_that_were_not_compared(config, method, named):
     tensor_parallel.check_model(config, 1, method)
 
 
+@pytest.mark.parametrize(
+    ("tp", "config", "named"),
+    [
+        (3, LLAMA | SIZES, "tp=3 of a model with num_attention_heads = 32 and num_key_value_heads = 8"),
+        (16, LLAMA | SIZES | {"num_key_value_heads": 6}, "num_key_value_heads = 6"),
+        (4, LLAMA | SIZES | {"intermediate_size": 1022}, "intermediate_size = 1022 "),
+        (8, packed("LlamaForCausalLM", AWQ, intermediate_size=11008), "11008, of which .* a multiple of 128"),
+        (
+            2,
+            packed("Qwen2ForCausalLM", AWQ, num_attention_heads=14, num_key_value_heads=2, hidden_size=896),
+            "num_attention_heads . head_dim = 896, of which .* a multiple of 128",
+        ),
+        (
+            2,
+            packed("LlamaForCausalLM", BLOCKS, num_key_value_heads=2, head_dim=64),
+            "head_dim = 128, of which",
+        ),
+        (
+            2,
+            packed("Qwen3MoeForCausalLM", BLOCKS, moe_intermediate_size=1408),
+            "moe_intermediate_size = 1408",
+        ),
+        (2, packed("Qwen2MoeForCausalLM", AWQ, shared_expert_intermediate_size=5504), "5504, of which"),
+    ],
+)
+def test_parts_of_heads_groups_and_blocks(tp, config, named):
+    with pytest.raises(UnsupportedFeatureError, match=named):
+        tensor_parallel.check_model(config, tp, None)
+
+
+@pytest.mark.parametrize(
+    ("tp", "config"),
+    [
+        (4, LLAMA | SIZES | {"num_key_value_heads": 2}),  # two ranks have the same head of k and v
+        (8, packed("LlamaForCausalLM", AWQ)),
+        (4, packed("Qwen2ForCausalLM", AWQ, num_key_value_heads=2)),
+        (
+            2,
+            packed("LlamaForCausalLM", AWQ, num_key_value_heads=2, head_dim=64),
+        ),  # halves of groups of outputs
+        (8, packed("LlamaForCausalLM", {"quant_method": "fp8"}, intermediate_size=11008)),  # one scale in all
+    ],
+)
+def test_whole_parts(tp, config):
+    tensor_parallel.check_model(config, tp, None)
+
+
 def test_the_families_of_the_matrix_are_served():
     assert len(tensor_parallel.COMPARED) >= len(FAMILIES)
     for name in tensor_parallel.COMPARED:
         tensor_parallel.check_model({"architectures": [name]}, 2, None)
     for method, names in tensor_parallel.COMPARED_PACKED.items():
-        packed = {"quantization_config": {"quant_method": method}, **SIZES}
         for name in names:
-            tensor_parallel.check_model({"architectures": [name], **packed}, 2, None)
+            tensor_parallel.check_model(packed(name, {"quant_method": method}), 2, None)
 
 
 def test_ranks_are_found_where_lmdeploy_gives_them():

@@ -194,6 +194,10 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
     if served not in SERVED:
         advice = "merge the adapter into the model (PEFT's merge_and_unload)"
         raise refuse(f"a LoRA adapter on {served}", advice)
+    # In W8A8 ranks would quantise their part of an input alone, unlike without adapters. FP8 was never compared.
+    splits = (layer for layer in model.modules() if getattr(layer, "tp", 1) > 1)
+    if any(hasattr(layer, name) for layer in splits for name in ("quant_dtype", "fp8_dtype")):
+        raise refuse("tp > 1 with LoRA adapters on weights of 8 bits", "use unquantised weights, or tp=1")
     spelled: dict[str, str] = {}
     for adapter in starmap(Adapter, adapters.items()):
         modules: dict[str, tuple[int, int]] = {}
@@ -233,10 +237,18 @@ def _modules(model: torch.nn.Module, target: str, adapter: Adapter) -> dict[str,
                 f"LMDeploy does not support LoRA on {where}",
                 f"use an adapter without {target!r} in target_modules",
             )
-        linear: Any = module  # each class of linear layers declares these fields itself
-        outputs = linear.out_features if part is None else linear.all_out_features[part]
-        modules[f"{where.rpartition('.')[0]}.{last}"] = (linear.in_features, outputs)
+        modules[f"{where.rpartition('.')[0]}.{last}"] = _sizes(module, part)
     return modules
+
+
+def _sizes(linear: Any, part: int | None) -> tuple[int, int]:
+    """Return in_features and out_features over all ranks. part: the index of the module in a joined layer, or None."""
+    outputs = linear.out_features if part is None else linear.all_out_features[part]
+    if not linear.colwise:
+        return linear.in_features * linear.tp, outputs
+    # With fewer heads of k and v (parts 1 and 2 of q, k and v) than ranks, ranks share a head.
+    copies = getattr(linear, "num_replicate_kv_heads", 1) if part else 1
+    return linear.in_features, outputs * linear.tp // copies
 
 
 def check_asked(model: Any) -> None:

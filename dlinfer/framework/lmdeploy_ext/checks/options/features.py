@@ -105,6 +105,10 @@ def build_specdecode_config(
 async def _sleep(original: Original, self: Any, level: int = 1) -> Any:
     if level != 1:
         raise refuse(f"sleep(level={level!r})", "use level 1, which keeps the weights")
+    config = getattr(self, "engine_config", None) or getattr(self, "backend_config", None)
+    tp = getattr(config, "tp", 1)
+    if tp > 1:  # LMDeploy's executor of several processes may lose a message when it wakes up
+        raise refuse(f"sleep with tp={tp}", "end the engine, and start it again when you need it")
     return await original(self, level)
 
 
@@ -139,7 +143,8 @@ PATCHES = (
     *(
         replaces(
             f"{owner}.sleep",
-            why="discards the weights at level 2, and after waking up the engine computes with whatever is in memory",
+            why="discards the weights at level 2, and after waking up the engine computes with whatever is in memory; "
+            "with several processes requests may wait forever after waking up",
             when=activation.is_on,
         )(_sleep)
         for owner in ("lmdeploy.serve.core.async_engine:AsyncEngine", "lmdeploy.pytorch.engine.engine:Engine")

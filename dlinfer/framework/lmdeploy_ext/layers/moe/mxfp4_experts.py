@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import ExpertsOfOneDevice, ExpertWeights
+from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import ExpertWeights, PackedExperts
 from dlinfer.ops.quantised.packing import GPTQ, MXFP4
 
 _STORED = replace(GPTQ, zero_bias=0)
@@ -109,8 +109,8 @@ class FusedMoEMxfp4:
 
 def mxfp4_experts(
     hidden: int, inner: int, experts: int, dtype: torch.dtype | None, device: Any, act_func: Any
-) -> ExpertsOfOneDevice:
+) -> PackedExperts:
     """Return the layer of GPT-OSS's experts. act_func: LMDeploy's ``GateupAct`` with its ``alpha`` and ``limit``."""
     gate_up = Mxfp4Weights(experts, hidden, 2 * inner, True, dtype, device)
     down = Mxfp4Weights(experts, inner, hidden, False, dtype, device)
-    return ExpertsOfOneDevice(FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit)), gate_up, down)
+    return PackedExperts(FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit)), gate_up, down)

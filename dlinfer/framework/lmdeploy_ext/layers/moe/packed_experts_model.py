@@ -53,7 +53,8 @@ def _build_fused_moe(original: Original, *args: Any, **options: Any) -> Any:
         raise refuse("packed experts with biases or an unusual activation", "use another model")
     from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import packed_experts
 
-    return packed_experts(*sizes, asked.top_k, asked.renormalize, quantised.group_size, asked.device)
+    router = (asked.top_k, asked.renormalize)
+    return packed_experts(*sizes, *router, quantised.group_size, asked.device, asked.all_reduce)
 
 
 @replaces(
@@ -119,5 +120,5 @@ def _repack(part: Any) -> None:
     scales = part.weight_scale.data.view(experts, -1, out)
     for expert in range(experts):
         words[expert] = along_inputs.repack(part.weight_packed.data[expert].t(), AWQ)
-        scales[expert] = part.weight_scale.data[expert].t().contiguous()
+        scales[expert] = part.weight_scale.data[expert].t().clone()  # of one group t() is contiguous already
     part.weight_packed.data, part.weight_scale.data, part.lies_as_awq = words, scales, True

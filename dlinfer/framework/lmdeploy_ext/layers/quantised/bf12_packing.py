@@ -129,7 +129,8 @@ class Packing:
         self.gives_back = type(model).__name__ in table.CLASSES
         self._layers = [Weight(layer, _pack, _parts(layer)) for layer in _layers(model)]
         self._experts = [
-            (layer, Weight(layer.gate_up, _pack), Weight(layer.down, _pack)) for layer in _experts(model)
+            (layer, *(Weight(part, _pack, count) for part, count in _parts_of_experts(layer)))
+            for layer in _experts(model)
         ]
         owner = _table_owner(model, tied)
         self._table = None if owner is None else Weight(owner, _pack)
@@ -249,14 +250,20 @@ def _parts(layer: Any) -> int | None:
     return len(layer.all_out_features) if isinstance(layer, MergedBaseLinear) else 1
 
 
+def _parts_of_experts(layer: Any) -> list[tuple[nn.Module, int | None]]:
+    """Return, for gate_up and for down, the module, and the number of tensors of its weight as in ``_parts``."""
+    counts = (None, None) if layer.tp == 1 else (2 * layer.num_experts, layer.num_experts)
+    return list(zip((layer.gate_up, layer.down), counts, strict=True))
+
+
 def _experts(model: nn.Module) -> list[Any]:
-    """Return the layers of experts to pack: those of LMDeploy's unquantised class, without biases and parallelism."""
+    """Return the layers of experts to pack: those of LMDeploy's unquantised class, without biases and ep."""
     return [
         layer
         for layer in model.modules()
         if type(layer) is FusedMoE
         and type(layer.impl) is Experts
-        and layer.tp == layer.ep_size == 1
+        and layer.ep_size == 1
         and layer.act_func is None
         and layer.gate_up.bias is None
         and layer.down.bias is None

@@ -210,6 +210,18 @@ def test_two_spellings_of_one_module(tmp_path):
         adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 
+@pytest.mark.parametrize("kind", ["quant_dtype", "fp8_dtype"])
+def test_ranks_that_round_their_part_of_an_input(kind, tmp_path):
+    """With W8A8 all ranks round by the largest value of the whole input, but not below an adapter."""
+    model = LlamaForCausalLM()
+    rows = model.model.layers[1].mlp.down_proj
+    setattr(rows, kind, torch.int8)
+    adapters.check_model(model, {"a": write(tmp_path / "one")})
+    rows.tp = 2
+    with pytest.raises(UnsupportedFeatureError, match="LoRA adapters on weights of 8 bits"):
+        adapters.check_model(model, {"a": write(tmp_path / "a")})
+
+
 def test_a_class_whose_tokens_were_not_compared(tmp_path):
     with pytest.raises(UnsupportedFeatureError, match="a LoRA adapter on PhimoeForCausalLM"):
         adapters.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})

@@ -144,6 +144,17 @@ def test_a_sleep_that_loses_the_weights_is_refused_before_anything_changes(owner
         asyncio.run(owner.sleep(Engine(), 1))
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(AsyncEngine, "backend_config"), (PytorchEngine, "engine_config")]
+)
+def test_a_sleep_of_several_processes_is_refused(owner, name):
+    """LMDeploy 0.18: requests after waking up may wait forever."""
+    engine: Any = Engine()
+    setattr(engine, name, PytorchEngineConfig(device_type="cpu", tp=2))
+    with pytest.raises(UnsupportedFeatureError, match=r"sleep with tp=2.*end the engine"):
+        asyncio.run(owner.sleep(engine, 1))
+
+
 @pytest.mark.parametrize("owner", [PytorchEngine, MPEngine])
 @pytest.mark.parametrize(
     "name",

@@ -21,6 +21,7 @@ from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, SERVED
 from dlinfer.framework.lmdeploy_ext.conversion.loading import Layers, place_of
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
+from dlinfer.framework.lmdeploy_ext.layers.moe import packed_experts
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts import PackedWeights
 from dlinfer.framework.lmdeploy_ext.layers.moe.packed_experts_model import _repack
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
@@ -177,33 +178,41 @@ def test_where_an_expert_of_a_checkpoint_lies(path, place):
 
 
 class Experts(nn.Module):
-    def __init__(self, group_size: int) -> None:
+    """Experts of 64 inputs and outputs. inner: this rank's part of the intermediate size."""
+
+    def __init__(self, group_size: int, inner: int = 96) -> None:
         super().__init__()
-        self.gate_up: Any = PackedWeights(2, 64, 2 * 96, group_size, None)
-        self.down: Any = PackedWeights(2, 96, 64, group_size, None)
+        self.gate_up: Any = PackedWeights(2, 64, 2 * inner, group_size, None)
+        self.down: Any = PackedWeights(2, inner, 64, group_size, None, colwise=False)
 
 
 class Model(nn.Module):
     """A router and experts as LMDeploy's classes have them."""
 
-    def __init__(self, group_size: int) -> None:
+    def __init__(self, group_size: int, inner: int) -> None:
         super().__init__()
         self.mlp = nn.Module()
-        self.mlp.gate, self.mlp.experts = nn.Linear(64, 4), Experts(group_size)
+        self.mlp.gate, self.mlp.experts = nn.Linear(64, 4), Experts(group_size, inner)
 
 
-def converted(config: dict[str, Any], tensors: dict[str, Tensor], group: int = 32) -> dict[str, Tensor]:
+def converted(
+    config: dict[str, Any], tensors: dict[str, Tensor], group: int = 32, inner: int = 96
+) -> dict[str, Tensor]:
     model = served(config, num_experts=2)
-    plan, layers = plan_of(config, model), Layers(Model(group))
+    plan, layers = plan_of(config, model), Layers(Model(group, inner))
     assert plan is not None
     return dict(
         made for name, tensor in tensors.items() for made in plan.convert(name, tensor, layers.of(name))
     )
 
 
+@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 0), (3, 2)])
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
 @pytest.mark.parametrize("stored", [32, 64, -1])
-def test_experts_become_awqs_and_are_loaded_side_by_side(method, stored):
+def test_experts_become_awqs_and_are_loaded_side_by_side(method, stored, ranks, rank, monkeypatch):
+    """A rank has a part of gate's, up's and down's 96 rows or columns."""
+    monkeypatch.setattr(packed_experts, "get_tp_world_rank", lambda kind: (ranks, rank))
+    inner = 96 // ranks
     if method == "gptq":
         config, parts = GPTQ | {"group_size": stored}, gptq
     else:
@@ -215,14 +224,17 @@ def test_experts_become_awqs_and_are_loaded_side_by_side(method, stored):
     for name, into, out in (("gate_proj", 64, 96), ("up_proj", 64, 96), ("down_proj", 96, 64)):
         more, meant[name] = parts(f"mlp.experts.1.{name}", into, out, stored)
         tensors |= more
-    layer = Experts(32)
-    for name, tensor in converted(config, tensors).items():
+    layer = Experts(32, inner)
+    for name, tensor in converted(config, tensors, inner=inner).items():
         _, _, expert, projection, part = name.split(".")
         where = getattr(layer.down if projection == "down_proj" else layer.gate_up, part)
         where.weight_loader(where, tensor, expert_id=int(expert), shard_id=projection.removesuffix("_proj"))
     for found, wanted in (
-        (layer.gate_up, torch.cat([meant["gate_proj"], meant["up_proj"]], 1)),
-        (layer.down, meant["down_proj"]),
+        (
+            layer.gate_up,
+            torch.cat([meant[f"{part}_proj"].split(inner, 1)[rank] for part in ("gate", "up")], 1),
+        ),
+        (layer.down, meant["down_proj"].split(inner)[rank]),
     ):
         given = (found.qweight[1], found.scales[1], found.qzeros[1])
         assert torch.equal(AWQ.of_groups(32).dequantise(*given, torch.float64), wanted)
@@ -285,6 +297,18 @@ def test_experts_alone_keep_their_words(stored, name, into, out):
         )
         assert torch.equal(widened, meant)
     assert [one.data_ptr() for one in (part.weight_packed, part.weight_scale)] == before
+
+
+def test_experts_of_one_group_keep_their_words():
+    """As a rank has them, if its part of the intermediate size is one group."""
+    tensors, meant = packed("down_proj", 32, 64, 32)
+    part = SimpleNamespace(
+        weight_packed=nn.Parameter(tensors["down_proj.weight_packed"][None].clone(), False),
+        weight_scale=nn.Parameter(tensors["down_proj.weight_scale"][None].bfloat16(), False),
+    )
+    _repack(part)
+    widened = AWQ.of_groups(32).dequantise(part.weight_packed[0], part.weight_scale[0], None, torch.float64)
+    assert torch.equal(widened, meant)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -259,3 +260,27 @@ def test_experts_stay(tmp_path):
         assert name not in kept or torch.equal(kept[name], weight)
     packed = [name for name, one in linear_layers(got).items() if type(one.impl) is LinearBF12]
     assert not [name for name in packed if "experts" in name]
+
+
+def test_a_rank_packs_experts_of_which_it_copies_parts():
+    """Gate and up of each expert are read whole, and a half of each is this rank's."""
+    module: Any = nn.Module()
+    parameter: Any = nn.Parameter(torch.empty(2, 128, 512, dtype=torch.bfloat16), requires_grad=False)
+
+    def load(param: nn.Parameter, loaded: Tensor, expert_id: int, shard_id: str) -> None:
+        begin = 64 * ("gate", "up").index(shard_id)
+        param.data[expert_id, begin : begin + 64].copy_(loaded.chunk(2)[1])
+
+    parameter.weight_loader, module.weight = load, parameter
+    layer = SimpleNamespace(tp=2, num_experts=2, gate_up=module, down=nn.Module())
+    (_, parts), (_, of_down) = bf12_packing._parts_of_experts(layer)
+    assert (parts, of_down) == (4, 2)
+    weight = bf12_packing.Weight(module, bf12.pack, parts)
+    whole = torch.randn(2, 2, 128, 512).bfloat16()
+    for expert in range(2):
+        for number, shard in enumerate(("gate", "up")):
+            assert not weight.is_packed
+            parameter.weight_loader(parameter, whole[expert, number], expert_id=expert, shard_id=shard)
+    assert weight.is_packed
+    weight.unpack()
+    assert torch.equal(parameter.data, whole[:, :, 64:].flatten(1, 2))
