@@ -1,8 +1,8 @@
 """Every error that a user can meet. Each kind of mistake has its own class, with a message and the likely fix.
 
 A class declares two format strings, ``message`` and ``next_step``. The keywords of the ``raise`` fill both, as in
-``raise OpCallError(op="rms_norm", schema=..., detail=...)``. The error keeps the keywords as ``error.fields`` and the
-two filled texts as ``error.explanation`` and ``error.step``. Errors can be pickled, because engines raise in workers.
+``raise OpCallError(op="rms_norm", schema=..., detail=...)``. A keyword ``advice`` replaces ``next_step``. The error has
+the keywords as ``error.fields`` and the filled texts as ``error.explanation`` and ``error.step``. It can be pickled.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class DlinferError(Exception):
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
         self.explanation = self.message.format(**fields)
-        self.step = self.next_step.format(**fields)
+        self.step = fields.get("advice") or self.next_step.format(**fields)
         super().__init__(f"{self.explanation} Next step: {self.step}" if self.step else self.explanation)
         if type(self).__module__.startswith("dlinfer."):
             self.add_note(f"See docs/reference/errors.md#{type(self).__name__.lower()}")

@@ -150,6 +150,13 @@ def test_unavailable_vendor_fails_with_reason_and_next_step(capsys, environment,
     assert "next step: plug one in" in out
 
 
+def test_the_text_of_a_failure_is_shown_as_it_is(capsys, environment, monkeypatch):
+    problem = "install it with: pip install 'dlinfer[sophgo]'"
+    selftest = doctor.EngineSelfTest("sophgo", "sophgo", 0, 0, [], problem)
+    monkeypatch.setattr(doctor, "_selftests", lambda *_: [selftest])
+    assert problem in run(capsys, "doctor")[1]
+
+
 LOADS = healthy("acme", "cpu", priority=-5)
 NEEDS_SDK = LOADS.replace("return {}", "import acme_sdk")
 UNKNOWN_OP = LOADS.replace("return {}", "return {'rms_norn': print}")

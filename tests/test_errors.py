@@ -115,7 +115,10 @@ def test_every_place_gives_the_fields_of_the_template():
     for place, cls, call in calls():
         given = {keyword.arg for keyword in call.keywords}
         expected = template_fields(cls)
-        if call.args or given != expected:
+        if call.args or given not in (
+            expected,
+            expected | {"advice"},
+        ):  # advice replaces any class's next step
             wrong.append(f"{place}: {cls.__name__} takes {sorted(expected)}")
     assert wrong == []
 

@@ -20,9 +20,9 @@ _COLOURS = {
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    console = console or Console()
+    console = console or Console(markup=False)  # rich would take the extra in 'dlinfer[sophgo]' for a style
     if not console.is_terminal:
-        console = Console(file=console.file, width=500, no_color=True)
+        console = Console(file=console.file, width=500, no_color=True, markup=False)
     for part in (_machine, _frameworks, _vendors, _ops, _selftests, _settings, _verdict):
         part(report, console)
 

@@ -170,7 +170,10 @@ def provider_of(engine: str) -> str | None:
 
 
 def _unavailable(engine: str, reason: str) -> EngineUnavailableError:
-    names = sorted(name for vendor in discovery.loadable() for name in vendor.engines)
+    usable = (
+        vendor for vendor in discovery.loadable() if vendor.engines and discovery.probe(vendor).available
+    )
+    names = sorted({name for vendor in usable for name in vendor.engines} - {engine})
     return EngineUnavailableError(engine=engine, reason=reason, available=", ".join(names) or "none")
 
 

@@ -3,6 +3,7 @@
 It runs the same passes as ``torch.compile(backend="dlinfer")``.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
@@ -26,6 +27,8 @@ from dlinfer.graph.torch_private.symbols import symbol_ranges
 from dlinfer.graph.torch_private.thread_state import is_autocast_enabled, run_plain
 from dlinfer.runtime.artifact.artifact import Artifact
 from dlinfer.runtime.artifact.stage import stage_of, with_guards
+
+_ADVICE = 'change the model there, or use torch.compile(backend="dlinfer"), which can run a part of the model eagerly.'
 
 DynamicShapes: TypeAlias = dict[str, Any] | tuple[Any, ...] | list[Any] | None
 """The types of the argument ``dynamic_shapes``, as torch.export accepts them."""
@@ -67,7 +70,11 @@ def compile(
     chosen = CompileOptions.of(options)
     if engine is not None:
         chosen = replace(chosen, engine=engine)
-    return run_plain(_compile, (module, args, kwargs, dynamic_shapes, chosen))
+    try:
+        return run_plain(_compile, (module, args, kwargs, dynamic_shapes, chosen))
+    except CaptureError as error:
+        reason, line, advice = (error.fields.get(name) for name in ("reason", "line", "advice"))
+        raise CaptureError(reason=reason, line=line, advice=advice or _ADVICE) from error.__cause__
 
 
 def _compile(
@@ -122,10 +129,24 @@ def _export(
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as cause:  # torch.export raises many classes; the user needs the reason
-        first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
-        raise CaptureError(
-            reason=f"torch.export: {type(cause).__name__}: {first}", line=type(module).__name__
-        ) from cause
+        raise _capture_error(cause, type(module).__name__) from cause
+
+
+def _capture_error(cause: Exception, line: str) -> CaptureError:
+    """Return the error for a failure of torch.export. It leaves out torch's references to pages and settings."""
+    text = [*str(cause).strip().splitlines(), ""]
+    reason = re.split(r" (?:See|For more information)\b", text[0])[0].rstrip(".")
+    if text[0].startswith("Constraints violated"):
+        reason += text[1].replace("  - ", " ").rstrip(".")
+    advice = _ADVICE
+    unknown = re.search(r"Found <class '(.*?)'> in output", reason)
+    if unknown is not None and unknown[1].endswith("Cache"):
+        advice = "set model.config.use_cache = False, or return tensors only."
+    elif unknown is not None:
+        advice = "return tensors only, or register the class with torch.export.register_dataclass."
+    elif getattr(getattr(cause, "error_type", None), "name", "") in ("CONSTRAINT_VIOLATION", "INVALID_INPUT"):
+        advice = "correct dynamic_shapes or the example call."
+    return CaptureError(reason=f"torch.export: {type(cause).__name__}: {reason}", line=line, advice=advice)
 
 
 def _with_plain_strides(example: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,7 @@ def test_keywords_and_constants_keep_their_place():
     same(artifact, block, given(5, 2), given(5, 3), scale=0.5)
     for wrong, message in [
         (lambda: artifact(given(5), given(5), scale=0.25), "expected 0.5, given 0.25"),
-        (lambda: artifact(given(5), given(5)), "expected .*scale"),
+        (lambda: artifact(given(5), given(5)), "'scale' .*expected a keyword"),
         (lambda: artifact(given(5), scale=0.5), "arguments"),
         (lambda: artifact(given(4), given(5), scale=0.5), r"given sizes \(4, 8\)"),
         (lambda: artifact(given(5).double(), given(5), scale=0.5), "given torch.float64"),
@@ -229,8 +229,39 @@ def test_what_cannot_be_exported_is_named():
         def forward(self, x):
             return x + 1 if x.sum() > 0 else x - 1
 
-    with pytest.raises(CaptureError, match=r"torch\.export"):
+    with pytest.raises(CaptureError, match=r"torch\.export") as caught:
         dlinfer.compile(Branches(), (given(2),))
+    assert 'use torch.compile(backend="dlinfer")' in caught.value.step
+
+
+class KeyValueCache:
+    pass
+
+
+def test_the_step_fits_what_torch_export_refuses():
+    class Decoder(nn.Module):
+        def forward(self, x, cached=True):
+            return x * 2, KeyValueCache() if cached else None
+
+    rows = {0: Dim("rows", max=8)}
+    with pytest.raises(CaptureError, match="need to register a pytree for it \\(at") as caught:  # no link
+        dlinfer.compile(Decoder(), (given(2),))
+    assert caught.value.step.startswith("set model.config.use_cache = False")
+    for shapes, reason in (
+        ({"x": rows}, "top-level keys"),
+        ({"x": {1: Dim("n")}, "cached": None}, "constant"),
+    ):
+        with pytest.raises(CaptureError, match=reason) as caught:
+            dlinfer.compile(Decoder(), (torch.ones(2, 1),), {"cached": False}, dynamic_shapes=shapes)
+        assert caught.value.step == "correct dynamic_shapes or the example call."
+
+
+def test_other_keywords_than_at_the_compilation_are_named():
+    artifact = dlinfer.compile(Sum(), (given(2),), {"y": given(2)})
+    for kwargs, name in (({}, "'y'.* expected a keyword argument, given none"), ({"y": 1, "z": 2}, "'z'")):
+        with pytest.raises(ArtifactInputError, match=name) as caught:
+            artifact(given(2), **kwargs)
+        assert caught.value.step == "pass the same positional and keyword arguments as at the compilation."
 
 
 def test_engine_and_options_are_checked():

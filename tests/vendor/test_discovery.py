@@ -426,6 +426,16 @@ def test_a_vendor_whose_probe_raises_says_so_when_its_engine_is_wanted(plugins):
         find_engine("fast", "cpu")
 
 
+def test_only_engines_that_can_run_here_are_offered(plugins):
+    plugins(
+        "acme",
+        healthy("acme", "cpu", probe="Probe(False, 'no card', 'plug one in')", engines=("fast", "slow")),
+    )
+    with pytest.raises(EngineUnavailableError, match=r"no card.*inductor") as caught:
+        find_engine("fast", "cpu")
+    assert {"fast", "slow"}.isdisjoint(caught.value.fields["available"].split(", "))
+
+
 def test_an_engine_that_cannot_be_loaded_names_its_vendor(plugins):
     plugins("acme", healthy("acme", "cpu", engines=("fast",)))  # and no load_engine
     with pytest.raises(VendorLoadError, match=r"'acme'.*its engine 'fast'"):

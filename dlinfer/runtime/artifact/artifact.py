@@ -18,6 +18,8 @@ from dlinfer.graph.report.report import GraphReport
 from dlinfer.runtime.artifact.files import save
 from dlinfer.runtime.artifact.stage import Stage
 
+_SAME_CALL = "pass the same positional and keyword arguments as at the compilation."
+
 
 @dataclass
 class Artifact:
@@ -60,11 +62,14 @@ class Artifact:
 
     def _leaves(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         names = list(self.in_spec.child(1).context)
-        if sorted(names) != sorted(kwargs):
-            raise ArtifactInputError(name="keywords", expected=sorted(names), given=sorted(kwargs))
+        for name in sorted(set(names) ^ set(kwargs)):
+            expected, given = (
+                ("a keyword argument", "none") if name in names else ("none", "a keyword argument")
+            )
+            raise ArtifactInputError(name=name, expected=expected, given=given, advice=_SAME_CALL)
         leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in names}))
         if spec != self.in_spec:
-            raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec)
+            raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec, advice=_SAME_CALL)
         return leaves
 
 
