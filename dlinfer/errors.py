@@ -155,7 +155,7 @@ class VendorLoadError(DlinferError, RuntimeError):
     """A vendor's entry point cannot be loaded, or returns no Vendor."""
 
     message = "vendor {vendor!r} ({source}) cannot be loaded: {detail}."
-    next_step = "reinstall the package that provides it, or report the fault to its authors."
+    next_step = "install another release of the package or report this. As the package's author, correct it."
 
 
 # --- toolchains

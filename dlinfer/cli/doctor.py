@@ -314,8 +314,9 @@ def _defaults(states: list[VendorState], problems: list[str]) -> dict[str, str |
             with warnings.catch_warnings(action="ignore", category=discovery.VendorWarning):
                 vendor = discovery.default(device_type)  # the table of vendors shows the vendors that fail
         except DlinferError as error:
-            problems.append(str(error))
-            return vendors
+            if str(error) not in problems:
+                problems.append(str(error))
+            continue
         vendors[device_type] = vendor.name if vendor is not None else None
         if vendor is not None and vendor.name in failing:
             problems.append(

@@ -122,7 +122,7 @@ def _load(entry: EntryPoint) -> Vendor:
     if vendor.interface not in (0, INTERFACE):
         detail = (
             f"it was written for version {vendor.interface} of the vendor interface, and this dlinfer has version "
-            f"{INTERFACE}: install a release of the package that fits this dlinfer"
+            f"{INTERFACE} (dlinfer.vendor.base.INTERFACE)"
         )
         raise VendorLoadError(vendor=entry.name, source=_source(entry), detail=detail)
     return vendor
@@ -216,25 +216,35 @@ def default(device_type: str) -> Vendor | None:
     The vendor named by ``DLINFER_VENDOR`` wins if it serves the device. Otherwise the available vendor of highest
     priority wins, and among equals the first by name. If available vendors provide the engine in ``DLINFER_ENGINE``,
     only these vendors are considered, as an engine may need its own vendor's KV-cache layout. Raises the errors of
-    ``get`` if DLINFER_VENDOR cannot be loaded.
+    ``get`` if DLINFER_VENDOR cannot be loaded. Under the fallback policy ``error``, also raises them for any vendor
+    that cannot be loaded if only the reference is left, because the vendor may be the device's own.
     """
     name = settings.current().vendor
     if name and get(name).serves(device_type):
         return get(name)
-    fitting = [v for v in loadable() if v.serves(device_type) and probe(v).available]
+    failures: list[DlinferError] = []
+    fitting = [v for v in loadable(failures) if v.serves(device_type) and probe(v).available]
+    if failures and settings.current().fallback == "error" and all(v.is_reference for v in fitting):
+        failures[0].add_note(
+            f"Only the reference is left for device {device_type!r}, and the fallback policy is 'error'. "
+            "DLINFER_VENDOR=reference uses it."
+        )
+        raise failures[0]
     engine = settings.current().engine
     providing = [v for v in fitting if engine in v.engines]
     return max(providing or fitting, key=lambda v: v.priority, default=None)
 
 
-def loadable() -> list[Vendor]:
-    """Return every vendor that can be loaded, and warn about each vendor that cannot."""
+def loadable(failures: list[DlinferError] | None = None) -> list[Vendor]:
+    """Return every vendor that can be loaded. Warn about each vendor that cannot, and add its error to ``failures``."""
     vendors = []
     for name in names():
         try:
             vendors.append(get(name))
         except (VendorLoadError, VendorClashError) as error:
             warnings.warn(f"a vendor was skipped: {error}", VendorWarning, stacklevel=2)
+            if failures is not None:
+                failures.append(error)
     return vendors
 
 

@@ -132,6 +132,23 @@ def test_a_fault_in_it_is_said_and_harms_nobody(old, new, words, tmp_path):
     assert found["sum"] == 4.0
 
 
+def test_its_ops_do_not_run_on_torch_under_the_policy_error_if_its_interface_is_refused(tmp_path):
+    site = written("acme", tmp_path)
+    file = site / "dlinfer_acme/vendor.py"
+    file.write_text(file.read_text().replace("interface=1", "interface=7"))
+    code = (
+        "import torch; from dlinfer import ops\n"
+        "for device in ('cpu', 'acme'):\n"
+        "    ops.rms_norm(torch.ones(1, 4, device=device), torch.ones(4, device=device), 1e-6)\n"
+        "    print(device)"
+    )
+    command = [sys.executable, "-c", code]
+    done = run_process(command, timeout=200, PYTHONPATH=path_with(site), DLINFER_FALLBACK="error")
+    assert done.returncode == 1 and done.stdout.split() == ["cpu"]
+    assert "VendorLoadError: vendor 'acme'" in done.stderr and "Only the reference is left" in done.stderr
+    assert "version 7 of the vendor interface" in done.stderr and "author, correct it" in done.stderr
+
+
 def test_a_second_package_of_the_same_name_is_named_and_harms_nobody(tmp_path):
     first = written("acme", tmp_path)
     second = tmp_path / "second"

@@ -193,6 +193,27 @@ def test_a_faulty_plugin_that_nobody_asked_for_is_passed_over_with_a_warning(plu
         assert discovery.activate_default("cpu") is discovery.get("cpu")
 
 
+@pytest.mark.parametrize(
+    "source", [healthy("acme", "npu").replace("engines=", "interface=7, engines="), "1 / 0"]
+)
+def test_under_the_policy_error_the_reference_does_not_stand_in_for_a_faulty_plugin(plugins, source):
+    plugins("acme", source)
+    with (
+        settings.override(fallback="error"),
+        pytest.warns(discovery.VendorWarning),
+        pytest.raises(VendorLoadError, match=r"'acme'.*As the package's author, correct it") as caught,
+    ):
+        discovery.activate_default("npu")
+    assert "DLINFER_VENDOR=reference" in caught.value.__notes__[-1]
+    assert discovery.active("npu") is None
+    with settings.override(fallback="error", vendor="reference"):
+        assert discovery.default("npu") is discovery.get("reference")
+    with settings.override(fallback="error"), pytest.warns(discovery.VendorWarning):
+        assert discovery.default("cpu") is discovery.get("cpu")
+    with settings.override(fallback="warn"), pytest.warns(discovery.VendorWarning):
+        assert discovery.default("npu") is discovery.get("reference")
+
+
 def test_a_faulty_plugin_that_the_setting_asks_for_is_an_error(plugins):
     plugins("acme", "1 / 0")
     with settings.override(vendor="acme"), pytest.raises(VendorLoadError):
