@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lmdeploy.messages import QuantPolicy
 from lmdeploy.pytorch.backends.attention import AttentionImpl
 from lmdeploy.pytorch.backends.dlinfer.attention import DlinferAttentionMetadata
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionImpl
@@ -70,7 +71,9 @@ def step_metadata(context: Any) -> StepMetadata:
         max_q_seqlen=context.max_q_seqlen,
         max_kv_seq_len=context.max_kv_seqlen,
         kv_flatten_size=context.sum_kv_seqlen,
-        quant_policy=context.kv_quant_policy,
+        quant_policy=QuantPolicy(
+            context.kv_quant_policy
+        ),  # `lmdeploy chat` sets an int, which graphs cannot fix
         adapter_ids=adapter_ids,
         fresh=kv_seqlens == q_seqlens,
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lmdeploy.messages import QuantPolicy
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
 from dlinfer.framework.lmdeploy_ext.layers.attention import (
@@ -122,6 +123,11 @@ class Step:
         return torch.cat(
             [dense(*step, **options) for step in zip(queries, self.keys, self.values, strict=True)]
         )
+
+
+def test_the_policy_of_a_step_is_an_enum() -> None:
+    """Graphs take a plain int, which ``lmdeploy chat`` sets, for an input that may change."""
+    assert type(Step([1], [0], decoding=False).metadata.quant_policy) is QuantPolicy
 
 
 STEPS = {
