@@ -6,11 +6,13 @@ in its vendor's folder, and ``Vendor.engines`` lists the engine's name.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import fx
 
 from dlinfer.errors import (
@@ -20,6 +22,7 @@ from dlinfer.errors import (
     VendorClashError,
     VendorLoadError,
 )
+from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.callee import resolve
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.program import Function, RegionRun, Step
@@ -46,6 +49,31 @@ class CompiledRegion:
     refused: dict[str, str] = field(default_factory=dict[str, str])
     clusters: list[ClusterReport] = field(default_factory=list[ClusterReport])
     notes: list[str] = field(default_factory=list[str])
+
+
+class EngineCompileError(DlinferError, RuntimeError):
+    """A graph engine raised an exception while it compiled a region, in place of refusing the region."""
+
+    message = "graph engine {engine!r} failed to compile {region}: {detail}."
+    next_step = (
+        "choose another engine, or keep ops out of this one with options={{'eager_ops': [...]}}; report the error to "
+        "the engine's vendor."
+    )
+
+
+@contextmanager
+def compiling(engine: str, region: str) -> Generator[None]:
+    """Turn an exception that an engine raises while it compiles a region into EngineCompileError.
+
+    Errors of dlinfer, RefusedError and an exhausted memory stay as they are.
+    """
+    try:
+        yield
+    except (DlinferError, RefusedError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        detail = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0].removesuffix(".")
+        raise EngineCompileError(engine=engine, region=region, detail=detail) from error
 
 
 class SelfTest(Protocol):

@@ -14,7 +14,7 @@ from docs.generate.text import page, plain
 
 NAME = "errors.md"
 PACKAGE = Path(dlinfer.__file__).parent
-ALONE = ("dlinfer.graph.lowering.apart", "dlinfer.cli.new_vendor")
+ALONE = ("dlinfer.graph.engine", "dlinfer.graph.lowering.apart", "dlinfer.cli.new_vendor")
 """Modules that define one error beside what raises it."""
 
 BEFORE = """\

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from dlinfer.errors import EngineResultError, GraphFallbackError
+from dlinfer.graph.engine import compiling
 from dlinfer.graph.engine_kit.eager_region import computing, eager_program
 from dlinfer.graph.engine_kit.held_weights import HeldWeights
 from dlinfer.graph.engine_kit.output_sizes import reader, sizes_of
@@ -177,7 +178,7 @@ class ValueRegion(RegionRun):
         self.source = lowered.source
         self._region = region
         self._name = region.name
-        self._engine = engine
+        self.engine = engine
         self._policy = policy
         self._function = lowered.function
         self._overlap = InputOverlap(lowered.function)
@@ -205,7 +206,7 @@ class ValueRegion(RegionRun):
             return self._left(str(refused), inputs)
         except WrongInputError:
             return self._eager(*inputs)
-        self.lowered.outputs.check(inputs, values, self._engine, self._name)
+        self.lowered.outputs.check(inputs, values, self.engine, self._name)
         for index, value in zip(function.writes, values, strict=True):
             if index is not None and value is not inputs[index]:
                 with torch.no_grad():
@@ -225,7 +226,8 @@ class ValueRegion(RegionRun):
     def _compiled(self, weights: tuple[Tensor, ...]) -> Executable:
         """Return the executable with these weights. If the vendor refuses, return one that refuses every call."""
         try:
-            return self.lowered.compile(weights)
+            with compiling(self.engine, self._name):
+                return self.lowered.compile(weights)
         except RefusedError as refused:
             reason = str(refused)
 
@@ -249,7 +251,7 @@ class ValueRegion(RegionRun):
                 reason=reason,
             )
 
-        name, engine = self._region.name, self._engine
+        name, engine = self._region.name, self.engine
         warning = (
             f"{name} runs outside graph engine {engine!r} in a call: {reason}. This warning appears once; all such "
             "calls are counted."

@@ -166,13 +166,17 @@ def values_in(argument: Any) -> list[str]:
 
 
 class RegionRun(ABC):
-    """A region that an engine compiled. source: the compiled code as text, for reports.
+    """A region that an engine compiled.
+
+    source: the compiled code as text, for reports.
+    engine: the engine's name, for errors while the region runs; empty for regions whose steps say what they call.
 
     A call takes the region's inputs in order, and returns the tuple of the region's outputs. If the region writes an
     input, the call changes the caller's tensor in place.
     """
 
     source: str = ""
+    engine: str = ""
 
     @abstractmethod
     def __call__(self, *inputs: object) -> Outputs:
@@ -267,7 +271,7 @@ class Program(RegionRun):
         error = (named or GraphRunError)(
             region=self.name,
             node=", ".join(step.names or values_in(step.args)),
-            op=step.callee.removeprefix(f"{CHECK} "),
+            op=self._callee(step),
             line=step.line or "an unknown line",
             detail=f"{type(cause).__name__}: {said.strip().splitlines()[0] if said else ''}",
         )
@@ -276,6 +280,12 @@ class Program(RegionRun):
         if not getattr(cause, "__notes__", None):  # a nested region has added its note
             cause.add_note(error.explanation)
         return None
+
+    def _callee(self, step: Step | Joined) -> str:
+        """Return the name of what a step calls, for errors. A region's name comes with its engine's."""
+        region = self.resolve(step.callee) if step.kind == "region" else None
+        engine = region.engine if isinstance(region, RegionRun) else ""
+        return f"{step.callee} of engine {engine!r}" if engine else step.callee.removeprefix(f"{CHECK} ")
 
     def _write(self) -> tuple[str, dict[str, Any]]:
         """Return the source of a function ``run`` with a line for each step, and the globals that the source uses."""

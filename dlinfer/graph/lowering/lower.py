@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from dlinfer.graph.capture.trace import Captured
-from dlinfer.graph.engine import CompiledRegion, Engine
+from dlinfer.graph.engine import CompiledRegion, Engine, compiling
 from dlinfer.graph.ir import callee
 from dlinfer.graph.ir.dialect import (
     describe,
@@ -88,7 +88,8 @@ def _assemble(
         region = extract(graph_module, part.nodes, name)
         first += [Step.of(node, "size", callee.reference(node.target)) for node in region.inserted]
         # Casts are nodes of the graph. So torch ops that an engine calls while it compiles run without autocast.
-        compiled = parts[name] = run_plain(engine.compile, (region, options))
+        with compiling(engine.name, name):
+            compiled = parts[name] = run_plain(engine.compile, (region, options))
         placement |= compiled.placement
         divided.refusals |= {
             node: compiled.refused[node.name] for node in part.nodes if node.name in compiled.refused

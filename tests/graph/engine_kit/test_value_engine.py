@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dlinfer.errors import EngineResultError, GraphFallbackError, GraphRunError
+from dlinfer.graph.engine import EngineCompileError
 from dlinfer.graph.engine_kit.options import EngineOptions
 from dlinfer.graph.engine_kit.refused import RefusedError, WrongInputError
 from dlinfer.graph.engine_kit.value_engine import ValueEngine
@@ -34,6 +36,8 @@ class ByTorch(Lowered):
         self.engine.builds += 1
         if self.engine.compiles is not None:
             raise RefusedError(self.engine.compiles)
+        if self.engine.fault is not None:
+            raise self.engine.fault
         held = dict(zip(self.held, (one.clone() for one in weights), strict=True))
 
         def run(*inputs: Any) -> Sequence[torch.Tensor]:
@@ -55,6 +59,7 @@ class TorchEngine(ValueEngine[EngineOptions]):
     def __init__(self) -> None:
         self.lowers: RefusedError | None = None
         self.compiles: str | None = None
+        self.fault: Exception | None = None
         self.refused_call: Exception | None = None
         self.builds = 0
         self.spoil: Any = lambda values: values
@@ -313,3 +318,23 @@ def test_small_regions_are_not_worth_entering(vendor):
         vendor.is_heavy = lambda node: node.target == aten.cos.default
         compiled(lambda x: x.cos() + 2, fallback="error")(x)
         assert not last_report().placed("eager")
+
+
+@pytest.mark.parametrize(
+    "function", [nn.Linear(6, 3).eval(), lambda x: x.cos() * 2], ids=["weights", "no weights"]
+)
+def test_an_engine_that_raises_while_it_compiles_is_named(vendor, function):
+    vendor.fault = ValueError("the compiler ended with status 139.\nmore")
+    with torch.no_grad(), pytest.raises((EngineCompileError, BackendCompilerFailed)) as raised:
+        compiled(function)(x)
+    said = "graph engine 'torch' failed to compile region_0: ValueError: the compiler ended with status 139. Next step"
+    assert said in str(raised.value)
+
+
+def test_an_engine_that_raises_in_a_call_is_named(vendor):
+    def spoil(values):
+        raise ValueError("device lost")
+
+    vendor.spoil = spoil
+    with pytest.raises(GraphRunError, match=r"region region_0 of engine 'torch'.* ValueError: device lost"):
+        compiled(lambda x: x.cos() * 2)(x)
