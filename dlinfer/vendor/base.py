@@ -105,7 +105,9 @@ def kernel_name(kernel: Kernel) -> str:
 class Probe:
     """Tells whether a vendor can run on this machine. A ``probe`` function must be cheap and must not raise.
 
-    available: whether it can run. reason: why not, or the device that was found. next_step: advice to the user if not.
+    available: whether it can run.
+    reason: why not, or the device that was found.
+    next_step: advice to the user if not.
     """
 
     available: bool

@@ -14,8 +14,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Claim:
     """A vendor's claim that its own kernel serves an op.
 
-    dtypes: the dtypes of the calls that the kernel serves. in_part: True if the kernel may decline some of these calls,
-    which the reference then runs. If False, ``dlinfer conformance`` reports a declined call as a broken claim.
+    dtypes: the dtypes of the calls that the kernel serves.
+    in_part: True if the kernel may decline some of these calls, which the reference then runs. If False,
+        ``dlinfer conformance`` reports a declined call as a broken claim.
     """
 
     dtypes: tuple[torch.dtype, ...] = DTYPES

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from docs.generate.text import page, prose, signature, summary, table
@@ -35,27 +36,63 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "dlinfer.vendor.active",
         "dlinfer.vendor.names",
         "dlinfer.vendor.get",
-        "dlinfer.vendor.Vendor",
-        "dlinfer.vendor.Device",
+        "dlinfer.ops.core.fallback.counts",
     ),
     "Settings": ("dlinfer.settings.current", "dlinfer.settings.override"),
+    "Write a vendor": (
+        "dlinfer.vendor.Vendor",
+        "dlinfer.vendor.Probe",
+        "dlinfer.vendor.KVCacheLayout",
+        "dlinfer.vendor.Device",
+        "dlinfer.vendor.DeviceMemory",
+        "dlinfer.vendor.Claim",
+        "dlinfer.vendor.base.refuses",
+        "dlinfer.vendor.base.in_order",
+        "dlinfer.vendor.reasons",
+    ),
+    "Write an engine": (
+        "dlinfer.graph.engine.Engine",
+        "dlinfer.graph.engine_kit.value_engine.ValueEngine",
+        "dlinfer.graph.engine_kit.value_region.Lowered",
+        "dlinfer.graph.functional.functionalize.Function",
+        "dlinfer.graph.engine_kit.onnx_engine.OnnxEngine",
+        "dlinfer.graph.onnx.weights.OnnxModel",
+        "dlinfer.graph.engine_kit.options.EngineOptions",
+        "dlinfer.graph.engine_kit.refused.RefusedError",
+    ),
 }
 
 
 def find(path: str) -> Any:
-    """The object of a dotted path, whose beginning is a module."""
+    """The object of a dotted path, which is a module or begins with one."""
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        parent = importlib.import_module(module)
+        return getattr(parent, name) if hasattr(parent, name) else importlib.import_module(path)
     except ModuleNotFoundError:
         return getattr(find(module), name)
 
 
-def _methods(kind: type) -> list[tuple[str, str]]:
-    """Public methods and properties with what they do, those of base classes of dlinfer's too."""
+def _base(kind: type) -> type | None:
+    """The base class that has an entry of its own."""
+    entries = {path.rpartition(".")[2] for paths in SECTIONS.values() for path in paths}
+    return next((base for base in kind.__mro__[1:] if base.__name__ in entries), None)
+
+
+def _methods(kind: type | ModuleType) -> list[tuple[str, str]]:
+    """Public methods and properties with what they do, or a module's functions.
+
+    Those of base classes of dlinfer's too, but not of a base class that has an entry.
+    """
     rows = []
+    base = _base(kind) if isinstance(kind, type) else None
     for name, member in inspect.getmembers(kind):
         function = member.fget if isinstance(member, property) else member
+        inherited = getattr(base, name, None)
+        if inherited is not None and (inherited is member or not function.__doc__):
+            continue
+        if isinstance(kind, ModuleType) and getattr(member, "__module__", "") != kind.__name__:
+            continue
         if name.startswith("_") or not getattr(function, "__module__", "").startswith("dlinfer."):
             continue
         if not isinstance(member, property) and not inspect.isroutine(member):
@@ -79,7 +116,13 @@ def _call(member: object) -> str:
 def _entry(path: str) -> str:
     kind: Callable[..., Any] = find(path)
     short = path.rpartition(".")[2]
-    parts = [f"### {short}", signature(path, _signature(kind)), prose(inspect.getdoc(kind) or "")]
+    parts = [f"### {short}", prose(inspect.getdoc(kind) or "")]
+    if isinstance(kind, ModuleType):
+        parts.insert(1, f"```text\nimport {path}\n```")
+        return "\n\n".join([*parts, table(("function", "what it does"), _methods(kind))])
+    parts.insert(1, signature(path, _signature(kind)))
+    if isinstance(kind, type) and (base := _base(kind)):
+        parts.append(f"Its base class is [{base.__name__}](#{base.__name__.lower()}).")
     if isinstance(kind, type) and (rows := _methods(kind)):
         parts.append(table(("member", "what it does"), rows))
     return "\n\n".join(parts)
@@ -87,7 +130,8 @@ def _entry(path: str) -> str:
 
 def _signature(kind: Callable[..., Any]) -> inspect.Signature:
     found = inspect.signature(kind)
-    hidden = [value.replace(default=...) if _long(value) else value for value in found.parameters.values()]
+    public = [value for name, value in found.parameters.items() if not name.startswith("_")]
+    hidden = [value.replace(default=...) if _long(value) else value for value in public]
     return found.replace(parameters=hidden)
 
 
@@ -102,7 +146,7 @@ def document() -> str:
         parts += [f"## {title}", *map(_entry, paths)]
     return page(
         "Python API",
-        "For everybody who calls dlinfer from Python: functions, classes and options. [Ops](ops.md) and "
+        "For everybody who calls or extends dlinfer from Python: functions, classes and options. [Ops](ops.md) and "
         "[errors](errors.md) have pages of their own.",
         *parts,
     )

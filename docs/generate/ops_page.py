@@ -1,6 +1,7 @@
 """docs/reference/ops.md: every fused op with its signature and contract."""
 
 import inspect
+import re
 
 from dlinfer.ops import registry
 from dlinfer.ops.core.spec import OpSpec
@@ -18,7 +19,12 @@ import dlinfer.ops
 
 x, weight = torch.randn(4, 64), torch.ones(64)
 assert dlinfer.ops.rms_norm(x, weight, 1e-6).shape == (4, 64)
-```"""
+```
+
+A kernel takes the op's parameters and returns what the op returns; where the torch op differs, "Torch op and kernel"
+shows what a kernel takes and returns. A result may differ from the reference's in float64 by the op's tolerance
+(`dlinfer.ops.registry()["rms_norm"].tolerances`). So a kernel may keep more bits where a text says that a value is
+rounded, but not in an op that quantises."""
 
 
 def family(op: OpSpec) -> str:
@@ -28,9 +34,20 @@ def family(op: OpSpec) -> str:
 
 def _entry(op: OpSpec) -> str:
     parts = [f"### {op.name}", signature(op.name, op.signature()), prose(inspect.getdoc(op) or "")]
+    if (kernel := inspect.signature(op.reference)) != op.signature():
+        parts += ["Torch op and kernel:", _kernel(op, kernel)]
     if op.mutates:
         parts.append(f"The op writes {', '.join(f'`{name}`' for name in op.mutates)} in place.")
     return "\n\n".join(parts)
+
+
+def _kernel(op: OpSpec, kernel: inspect.Signature) -> str:
+    """The parameters of the torch op, and what its docstring says of those that the call does not have."""
+    nothing = kernel.return_annotation is None
+    shown = signature(op.name, kernel.replace(return_annotation="None") if nothing else kernel)
+    doc = (inspect.getdoc(op.reference) or "").replace("Returns nothing.", "")
+    behind = re.sub(r"^The torch op behind ``[\w.]+``(, which documents the arguments)?\.\s*", "", doc)
+    return f"{shown}\n\n{prose(behind)}".strip()
 
 
 def document() -> str:

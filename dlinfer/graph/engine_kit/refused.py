@@ -4,7 +4,8 @@
 class RefusedError(Exception):
     """A vendor refuses a region, or one call of a region. Torch runs the region or the call, under the fallback policy.
 
-    reason: the text for the report. node: the node that caused the refusal; empty if no single node did.
+    reason: the text for the report.
+    node: the name of the node that caused the refusal; empty if no single node did.
     """
 
     def __init__(self, reason: str, node: str = "") -> None:

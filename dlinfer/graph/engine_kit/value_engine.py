@@ -77,6 +77,7 @@ class ValueEngine(Engine, Generic[Options]):
         return False
 
     def refuses_dtype(self, dtype: torch.dtype) -> str | None:
+        """Return a reason to refuse tensors of a dtype; None if the vendor accepts the dtype."""
         return None
 
     def read_options(self, options: Mapping[str, object]) -> Options:
@@ -157,6 +158,7 @@ class ValueEngine(Engine, Generic[Options]):
         return None
 
     def refuses_tensor(self, tensor: Tensor) -> str | None:
+        """Return a reason to refuse a tensor, by its device, layout and dtype; None if the vendor accepts it."""
         if tensor.device.type != self.device_type:
             return f"it uses a tensor on device {tensor.device.type!r}"
         if tensor.layout != torch.strided:

@@ -63,10 +63,12 @@ class Function:
 
     @property
     def inputs(self) -> list[fx.Node]:
+        """The placeholders of ``graph_module``."""
         return self.graph_module.graph.find_nodes(op="placeholder")
 
     @property
     def outputs(self) -> list[fx.Node]:
+        """The nodes whose tensors ``graph_module`` returns."""
         return output_nodes(self.graph_module.graph)
 
     @property

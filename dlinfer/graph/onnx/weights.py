@@ -47,6 +47,7 @@ class OnnxModel:
 
     @property
     def nbytes(self) -> int:
+        """The size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:
