@@ -22,7 +22,6 @@ from dlinfer.errors import (
     VendorClashError,
     VendorLoadError,
 )
-from dlinfer.graph.engine_kit.refused import RefusedError
 from dlinfer.graph.ir.callee import resolve
 from dlinfer.graph.ir.extract import Subgraph
 from dlinfer.graph.ir.program import Function, RegionRun, Step
@@ -65,11 +64,11 @@ class EngineCompileError(DlinferError, RuntimeError):
 def compiling(engine: str, region: str) -> Generator[None]:
     """Turn an exception that an engine raises while it compiles a region into EngineCompileError.
 
-    Errors of dlinfer, RefusedError and an exhausted memory stay as they are.
+    Errors of dlinfer, and errors for exhausted memory, stay as they are.
     """
     try:
         yield
-    except (DlinferError, RefusedError, MemoryError, torch.OutOfMemoryError):
+    except (DlinferError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         detail = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0].removesuffix(".")

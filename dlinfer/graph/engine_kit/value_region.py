@@ -225,11 +225,11 @@ class ValueRegion(RegionRun):
 
     def _compiled(self, weights: tuple[Tensor, ...]) -> Executable:
         """Return the executable with these weights. If the vendor refuses, return one that refuses every call."""
-        try:
-            with compiling(self.engine, self._name):
+        with compiling(self.engine, self._name):
+            try:
                 return self.lowered.compile(weights)
-        except RefusedError as refused:
-            reason = str(refused)
+            except RefusedError as refused:
+                reason = str(refused)
 
         def refuse(*inputs: object) -> Sequence[Tensor]:
             raise RefusedError(reason)

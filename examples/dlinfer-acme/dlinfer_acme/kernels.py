@@ -20,8 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    gate, up = on_host(x).float().chunk(2, -1)
-    return to_device((F.silu(gate) * up).to(x.dtype).contiguous())
+    gate, up = on_host(x).chunk(2, -1)
+    return to_device((F.silu(gate) * up).contiguous())  # silu(gate) is rounded to x's dtype, as the op says
 
 
 def fill_kv_cache(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_start_indices: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The engine of docs/guides/write_an_engine.md: the page's own code, installed as a package and run."""
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch import nn
 
 from dlinfer.errors import CompileOptionError
 from dlinfer.graph import engine
-from tests.graph.compiling import compiled, last_report
+from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
 
 pytest.importorskip("onnxscript", reason="writing ONNX needs onnxscript")
 pytestmark = pytest.mark.usefixtures("graph_mode")
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "write_an_engine.md"
-SOURCE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+BLOCKS: list[str] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+SOURCE = BLOCKS[0]
 WHOLE: dict[str, Any] = {"engine": "evaluator", "fallback": "error"}
 
 
@@ -87,3 +89,30 @@ def test_options():
         compiled(lambda x: x + 1, **WHOLE, engine_options={"loud": 1})(torch.ones(2))
     with pytest.raises(CompileOptionError, match="0 to print nothing"):
         compiled(lambda x: x + 1, **WHOLE, engine_options={"verbose": -1})(torch.ones(2))
+
+
+def test_the_engine_without_onnx(monkeypatch):
+    """Weights are built in and taken again, sizes and writes come as the page says, and a node is refused by name."""
+    scope: dict[str, Any] = {}
+    exec(next(block for block in BLOCKS if "class InterpreterEngine" in block), scope)
+    use_engine(monkeypatch, scope["InterpreterEngine"]())
+    model = Layer().eval()
+    run = compiled(model, dynamic=True, fallback="error")
+    for rows in (3, 5, 4):
+        x = torch.randn(2, rows, 16)
+        torch.testing.assert_close(run(x), model(x))
+    model.get_parameter("up.weight").mul_(2)
+    torch.testing.assert_close(run(x), model(x))
+    same_as_eager(lambda x, y: (x.mul_(2).t(), y.add_(x), x.exp()), torch.ones(2, 2), torch.ones(2, 2))
+    same_as_eager(lambda x: x.exp().cumsum(0), torch.ones(3), fallback="allow")
+    assert [node.reason for node in last_report().placed("eager")] == ["the runtime has no cumsum"]
+
+
+def test_a_node_more_is_refused(monkeypatch):
+    scope: dict[str, Any] = {"torch": torch, "Base": type(engine.find_engine("evaluator", "cpu"))}
+    method = next(block for block in BLOCKS if block.startswith("def refuses_op"))
+    exec("class More(Base):\n" + textwrap.indent(method, "    "), scope)
+    use_engine(monkeypatch, scope["More"]())
+    same_as_eager(lambda x: x.exp().sin().cumsum(0), torch.ones(3), fallback="allow")
+    reasons = [node.reason for node in last_report().placed("eager")]
+    assert reasons == ["cumsum loses precision in the evaluator"]
