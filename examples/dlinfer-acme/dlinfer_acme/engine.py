@@ -31,10 +31,8 @@ class TheEngine(OnnxEngine[EngineOptions]):
         return super().refuses_dtype(dtype)
 
     def refuses_op(self, node: fx.Node) -> str | None:
-        if any(
-            tensor.device.type != NAME for tensor in tensors_of(node)
-        ):  # ``session`` puts results on the device
-            return "its result is on the host"
+        if any(tensor.device.type != NAME for tensor in tensors_of(node)):
+            return "its result is on the host"  # ``session`` puts results on the device
         return super().refuses_op(node)
 
     def fault(self, model: bytes) -> str | None:
