@@ -12,11 +12,11 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Claim:
-    """A vendor's claim that its own kernel serves an op.
+    """A vendor's claim that its own kernel serves an op. It says nothing of the vendor's engines.
 
     dtypes: the dtypes of the calls that the kernel serves.
-    in_part: True if the kernel may decline some of these calls, which the reference then runs. If False,
-        ``dlinfer conformance`` reports a declined call as a broken claim.
+    in_part: True if the kernel may decline some of these calls, which the reference then runs. If False, a call that
+        the kernel declines in the check ``values`` of ``dlinfer conformance`` is a broken claim.
     """
 
     dtypes: tuple[torch.dtype, ...] = DTYPES

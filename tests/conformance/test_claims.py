@@ -11,6 +11,7 @@ from dlinfer.errors import KernelDeclined, UnknownOpError
 from dlinfer.ops import registry
 from dlinfer.vendor import Claim, Probe, Vendor, discovery
 from dlinfer.vendor.base import refuses
+from tests.graph.compiling import StubEngine
 
 VALUES = ["values"]
 
@@ -73,6 +74,24 @@ def test_a_claim_in_full_allows_no_decline(asked):
     assert "the vendor claims every call, but declined this one: empty" in {
         one.detail for one in report.failures
     }
+
+
+def test_a_claim_in_full_is_about_the_kernel_and_not_the_engine(monkeypatch):
+    """An engine that declines the op breaks no claim, but a run in which nothing passed does not hold."""
+    engine = StubEngine(refused=["dlinfer.silu_and_mul"])
+    kernel = {"silu_and_mul": registry()["silu_and_mul"].reference}
+    vendor = Vendor(
+        "stubbed", "cpu", "", lambda: Probe(True, ""), lambda: kernel, claims=lambda: {"silu_and_mul": Claim()},
+        engines=("stub",), default_engine="stub", load_engine=lambda name: engine,
+    )  # fmt: skip
+    monkeypatch.setitem(discovery._loaded, "stubbed", vendor)
+    monkeypatch.setattr(discovery, "names", lambda: ["cpu", "reference", "stubbed"])
+    both = here.run("stubbed", ops=["silu_and_mul"], checks=["values", "graph"])
+    assert both.holds, both.failures
+    assert {one.state for one in both.results if one.check == "graph"} == {DECLINED}
+    assert "the stub has no" in next(one.detail for one in both.results if one.check == "graph")
+    alone = here.run("stubbed", ops=["silu_and_mul"], checks=["graph"])
+    assert not alone.holds and not alone.failures
 
 
 def test_a_claim_in_part_needs_a_part(asked):
