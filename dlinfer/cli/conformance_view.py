@@ -30,10 +30,10 @@ _WORST = (FAILED, DECLINED, PASSED, SKIPPED, UNCLAIMED)
 
 @contextmanager
 def progress() -> Iterator[Told]:
-    """Yield a function that shows progress: a bar on a terminal, else one line for each failure."""
+    """Yield a function that shows progress: a bar on a terminal, else a line for each tested op and each failure."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _say_failures
+        yield _lines(Console(stderr=True, width=500, no_color=True))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[failed]}"), console=console, transient=True) as bar:
@@ -49,9 +49,18 @@ def progress() -> Iterator[Told]:
         yield told
 
 
-def _say_failures(done: int, total: int, result: Result) -> None:
-    if result.state == FAILED:
-        Console(stderr=True, width=500, no_color=True).print(f"{done}/{total} ", Text(str(result)))
+def _lines(console: Console) -> Told:
+    op = ""
+
+    def told(done: int, total: int, result: Result) -> None:
+        nonlocal op
+        if result.op != op and result.state != UNCLAIMED:
+            op = result.op
+            console.print(f"{done}/{total} ", Text(op))
+        if result.state == FAILED:
+            console.print(f"{done}/{total} ", Text(str(result)))
+
+    return told
 
 
 def show(report: Report, console: Console | None = None) -> None:

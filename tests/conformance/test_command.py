@@ -10,7 +10,7 @@ from dlinfer.cli import conformance_view, main
 from dlinfer.conformance import apart
 from dlinfer.conformance.errors import ConformanceError
 from dlinfer.conformance.report import html, junit
-from dlinfer.conformance.result import DECLINED, FAILED, PASSED, Header, Report, Result
+from dlinfer.conformance.result import DECLINED, FAILED, PASSED, UNCLAIMED, Header, Report, Result
 from tests.plugins.builder import MINI, write_plugin
 
 DEADLY = """
@@ -116,6 +116,23 @@ def test_files_hold_whatever_a_vendor_says():
     page = html.page(made)
     assert "&lt;a &amp; b&gt;" in page and "<b>" not in page and "some claims do not hold" in page
     page.encode()
+
+
+def test_without_a_terminal_each_tested_op_and_each_failure_gets_a_line(capsys):
+    results = [
+        Result("linear", "float32", "", "claim", UNCLAIMED),
+        Result("rms_norm", "float32", "2-d", "values", PASSED),
+        Result("rms_norm", "float32", "2-d", "views", FAILED, "NaN was read"),
+        Result("silu_and_mul", "float32", "2-d", "values", DECLINED),
+    ]
+    with conformance_view.progress() as told:
+        for done, result in enumerate(results, 1):
+            told(done, 4, result)
+    assert [line.split(maxsplit=1) for line in capsys.readouterr().err.splitlines()] == [
+        ["2/4", "rms_norm"],
+        ["3/4", "rms_norm [float32, 2-d] views: NaN was read"],
+        ["4/4", "silu_and_mul"],
+    ]
 
 
 def test_a_vendor_s_reason_is_printed_as_it_is(capsys):
