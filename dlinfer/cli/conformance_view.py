@@ -56,9 +56,9 @@ def _lines(console: Console) -> Told:
         nonlocal op
         if result.op != op and result.state != UNCLAIMED:
             op = result.op
-            console.print(f"{done}/{total} ", Text(op))
+            console.print(f"{done}/{total}", Text(op))
         if result.state == FAILED:
-            console.print(f"{done}/{total} ", Text(str(result)))
+            console.print(f"{done}/{total}", Text(str(result)))
 
     return told
 
