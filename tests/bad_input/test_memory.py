@@ -49,7 +49,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def figures(text: str) -> tuple[float, float]:
     """(needed, free) in GiB."""
-    found = re.search(r"it needs ([\d.]+) GiB.*, ([\d.]+) GiB are free for this process \(.+\)", text)
+    found = re.search(r"it needs ([\d.]+) GiB.*, but ([\d.]+) GiB are free for this process \(.+\)", text)
     assert found, text
     return float(found[1]), float(found[2])
 

@@ -382,7 +382,7 @@ def test_other_formats_are_refused_by_name(changes, complaint):
         ({"v_scales_zeros": torch.zeros(4, 7, 2, 2)}, "v_scales_zeros", "the block size of v_cache"),
         ({"k_scales_zeros": torch.zeros(4, 8, 2, 2).half()}, "k_scales_zeros", "torch.float32 like k"),
         ({"k_scales_zeros": torch.ones(())}, "k_scales_zeros", "4 dimensions"),
-        ({"k_cache": SHARED, "v_cache": SHARED}, "v_cache", "memory of its own"),
+        ({"k_cache": SHARED, "v_cache": SHARED}, "v_cache", "memory apart from k_cache"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(changes, argument, expected):

@@ -150,4 +150,4 @@ def test_cumulative_sums():
 def test_products_of_whole_numbers_are_refused():
     _, report = lowered(lambda a: a.prod(0), torch.randint(5, (3, 4)), fallback="allow")
     ((_, reason),) = report.refusals()
-    assert "computed in float32" in reason
+    assert "OpenVINO computes in float32" in reason

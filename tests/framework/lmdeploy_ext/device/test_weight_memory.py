@@ -41,7 +41,7 @@ def test_a_model_that_fits_is_given(free):
 def test_one_byte_too_many_is_refused_with_figures(free):
     free(3 * MIB - 1)
     with pytest.raises(
-        ModelMemoryError, match=r"needs 3\.00 MiB for its weights, 3\.00 MiB are free.*a test's"
+        ModelMemoryError, match=r"needs 3\.00 MiB for its weights, but 3\.00 MiB are free.*a test's"
     ):
         weight_memory.checked(Model, tied=False)
 

@@ -180,7 +180,7 @@ def test_weights_that_do_not_fit_are_refused_with_figures(folders, tmp_path, mem
     misfit, refused = look(tmp_path / "model").refusals  # which the header is, too
     assert misfit.error == "ModelFolderError"
     assert refused.error == "ModelMemoryError"
-    assert "it needs 6.00 GiB, 4.00 GiB are free" in refused.text
+    assert "it needs 6.00 GiB, but 4.00 GiB are free" in refused.text
     assert refused.next_step
 
 
