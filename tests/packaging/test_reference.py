@@ -9,6 +9,7 @@ import pytest
 
 import dlinfer
 from dlinfer.errors import SettingError
+from dlinfer.ops import registry
 from docs.generate import errors_page
 from docs.generate.reference import FOLDER, PAGES
 from docs.generate.text import fields_of, prose, table
@@ -35,6 +36,16 @@ def test_every_error_has_an_entry() -> None:
             if any(isinstance(base, ast.Name) and base.id in kinds for base in node.bases)
         }
     assert kinds - {"DlinferError"} == entries
+
+
+@pytest.mark.parametrize("name", registry())
+def test_an_op_has_the_signature_that_a_kernel_must_have(name: str) -> None:
+    """The last signature of its entry has the parameters that vendors' kernels are checked for."""
+    entry = (FOLDER / "ops.md").read_text().partition(f"### {name}\n")[2].partition("\n### ")[0]
+    signatures = re.findall(rf"```text\n{name}(\(.*?)\n```", entry, re.DOTALL)
+    tree = ast.parse(f"def {name}{signatures[-1]}: ...").body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    assert tuple(argument.arg for argument in tree.args.args) == registry()[name].parameters
 
 
 def test_a_traceback_ends_with_the_entry_of_the_error() -> None:
