@@ -108,7 +108,8 @@ def _add_compile(commands: Any) -> None:
     from dlinfer.cli import compile
 
     text = "compile a model folder to a file for a vendor's own runtime"
-    command = commands.add_parser("compile", help=text, description=f"{_sentence(text)}.")
+    other = "It writes Sophgo's bmodel. A .dlinfer file is made in Python: dlinfer.compile(...).save(path)."
+    command = commands.add_parser("compile", help=text, description=f"{_sentence(text)}. {other}")
     compile.add_arguments(command)
     command.set_defaults(run=compile.run)
 

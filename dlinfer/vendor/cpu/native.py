@@ -203,14 +203,20 @@ def _one_process_at_a_time(path: Path) -> Iterator[None]:
     """Let one process compile while the others wait. The kernel frees the lock when the process that holds it dies."""
     with path.open("w") as file:
         with suppress(OSError):  # a file system without locks: both compile, and the later rename wins
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say("waiting for another process that compiles the CPU kernels")
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
+def _say(text: str) -> None:
+    print(f"dlinfer: {text}", file=sys.stderr, flush=True)
+
+
 def _compile(command: Sequence[str], path: Path) -> None:
-    print(
-        f"dlinfer: compiling the CPU kernels for this machine, once, into {path}", file=sys.stderr, flush=True
-    )
+    _say(f"compiling the CPU kernels for this machine, once, into {path}; it takes one or two minutes")
     # One translation unit for all sources: reading the headers is most of the time.
     unit = "".join(f'#include "{source}"\n' for source in _sources("*.cpp"))
     with tempfile.TemporaryDirectory(prefix=".new-", dir=path.parent) as scratch:
