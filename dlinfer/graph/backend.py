@@ -125,9 +125,9 @@ def _refuse_gradients(graph_module: fx.GraphModule, example_inputs: Sequence[obj
         elif getattr(node.target, "__name__", "") == "_exit_inference_mode":
             records = before[node.args[0]]
         elif records and node.op != "placeholder" and _requires_grad(node.meta.get("example_value")):
-            inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
-            names = (input.name for input, value in inputs if _requires_grad(value))
-            raise InferenceOnlyError(what=next(names, node.name))
+            inputs = zip(dynamo.input_sources(graph_module.graph), example_inputs, strict=True)
+            names = (dynamo.name_in_module(source) for source, value in inputs if _requires_grad(value))
+            raise InferenceOnlyError(what=next(names, "") or node.name)
 
 
 def _requires_grad(value: object) -> bool:

@@ -190,6 +190,25 @@ def test_parameters_that_require_grad():
         run(x)
 
 
+class Wrapped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Sequential(torch.nn.Embedding(9, 8))
+
+    def forward(self, tokens):
+        return self.model(tokens) * 2
+
+
+@pytest.mark.parametrize(
+    "around", [lambda model: model, lambda model: model.forward, lambda model: lambda x: model(x) + 1]
+)
+def test_the_weight_that_records_gradients_has_its_name_in_the_model(around):
+    with pytest.raises(InferenceOnlyError, match=r"recorded for model\.0\.weight\. "):
+        compiled(around(Wrapped()))(torch.tensor([1, 2]))
+    with pytest.raises(InferenceOnlyError, match=r"recorded for x\. "):
+        compiled(lambda x: x * 2)(ones(3).requires_grad_())
+
+
 def test_gradients_recorded_inside_the_model():
     def recorded(x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():

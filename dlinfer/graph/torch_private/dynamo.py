@@ -143,6 +143,12 @@ def source_name(source: str) -> str:
     )
 
 
+def name_in_module(source: str) -> str:
+    """Return the name of a weight in its model, such as ``norm.weight``; for other inputs the same as source_name."""
+    module = re.split(r"\._(?:modules|parameters|buffers)\[", source)[0]
+    return source_name(source).removeprefix(f"{source_name(module)}.")
+
+
 def mark_unbacked(tensor: torch.Tensor, dim: int, counted: str) -> None:
     """Mark the size of ``dim`` as unbacked, so that it may be 0 or 1.
 
