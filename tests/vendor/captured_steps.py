@@ -15,7 +15,7 @@ from dlinfer import ops, settings
 from dlinfer.framework.lmdeploy_ext.errors import CapturedStepError, NoDeviceGraphError
 from dlinfer.framework.lmdeploy_ext.layers.attention import StepMetadata
 from dlinfer.framework.lmdeploy_ext.running.capture.buffers import StepBuffers
-from dlinfer.framework.lmdeploy_ext.running.capture.policy import CapturePolicy, compatible_size
+from dlinfer.framework.lmdeploy_ext.running.capture.policy import PREFILL, CapturePolicy, compatible_size
 from dlinfer.framework.lmdeploy_ext.running.capture.runner import CaptureRunner
 from dlinfer.ops.core import fallback
 from dlinfer.vendor.device import Device
@@ -169,7 +169,7 @@ class CapturedSteps:
         given = self.step([5, 6], cached)
         policy = runner.policy
         assert policy.why_not(given) is None
-        assert "prompts" in (policy.why_not(self.step([5, 6], cached, decoding=False)) or "")
+        assert policy.why_not(self.step([5, 6], cached, decoding=False)) == PREFILL
         assert "inputs_embeds" in (policy.why_not(given | {"inputs_embeds": given["input_ids"]}) or "")
         adapted = dataclasses.replace(policy, adapters=True)
         assert "LoRA" in (adapted.why_not(given) or "")
