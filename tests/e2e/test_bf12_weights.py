@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_experts(folder: Path, **more: int) -> None:
     """A random model with experts, of sizes that are packed. more: sizes that differ."""
     torch.manual_seed(0)
-    sizes = COMMON | quantised_model.SIZES | quantised_model.EXPERTS | more
+    sizes: dict[str, Any] = COMMON | quantised_model.SIZES | quantised_model.EXPERTS | more
     model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)).bfloat16()
     model.generation_config.eos_token_id = STOP_IDS
     model.save_pretrained(folder)

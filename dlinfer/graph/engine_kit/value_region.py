@@ -76,10 +76,10 @@ class OutputSpecs:
                 )
 
 
-def _same(one: torch.device, other: torch.device) -> bool:
+def _same(device: torch.device, other: torch.device) -> bool:
     """Return whether two devices are the same. A device without an index is the same as that device with any index."""
-    indices: set[int | None] = {one.index, other.index}
-    return one.type == other.type and (len(indices) == 1 or None in indices)
+    indices: set[int | None] = {device.index, other.index}
+    return device.type == other.type and (len(indices) == 1 or None in indices)
 
 
 class Lowered(ABC):

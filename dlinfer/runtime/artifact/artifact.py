@@ -63,10 +63,9 @@ class Artifact:
     def _leaves(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         names = list(self.in_spec.child(1).context)
         for name in sorted(set(names) ^ set(kwargs)):
-            expected, given = (
-                ("a keyword argument", "none") if name in names else ("none", "a keyword argument")
-            )
-            raise ArtifactInputError(name=name, expected=expected, given=given, advice=_SAME_CALL)
+            keyword = "a keyword argument"
+            expected, passed = (keyword, "none") if name in names else ("none", keyword)
+            raise ArtifactInputError(name=name, expected=expected, given=passed, advice=_SAME_CALL)
         leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in names}))
         if spec != self.in_spec:
             raise ArtifactInputError(name="arguments", expected=self.in_spec, given=spec, advice=_SAME_CALL)

@@ -89,23 +89,23 @@ def test_models_that_were_not_compared(config, method, named):
         (3, LLAMA | SIZES, "tp=3 of a model with num_attention_heads = 32 and num_key_value_heads = 8"),
         (16, LLAMA | SIZES | {"num_key_value_heads": 6}, "num_key_value_heads = 6"),
         (4, LLAMA | SIZES | {"intermediate_size": 1022}, "intermediate_size = 1022 "),
-        (8, packed("LlamaForCausalLM", AWQ, intermediate_size=11008), "11008, of which .* a multiple of 128"),
+        (8, packed("LlamaForCausalLM", AWQ, intermediate_size=11008), "11008; .* a multiple of 128"),
         (
             2,
             packed("Qwen2ForCausalLM", AWQ, num_attention_heads=14, num_key_value_heads=2, hidden_size=896),
-            "num_attention_heads . head_dim = 896, of which .* a multiple of 128",
+            "num_attention_heads . head_dim = 896; .* a multiple of 128",
         ),
         (
             2,
             packed("LlamaForCausalLM", BLOCKS, num_key_value_heads=2, head_dim=64),
-            "head_dim = 128, of which",
+            "head_dim = 128; each rank",
         ),
         (
             2,
             packed("Qwen3MoeForCausalLM", BLOCKS, moe_intermediate_size=1408),
             "moe_intermediate_size = 1408",
         ),
-        (2, packed("Qwen2MoeForCausalLM", AWQ, shared_expert_intermediate_size=5504), "5504, of which"),
+        (2, packed("Qwen2MoeForCausalLM", AWQ, shared_expert_intermediate_size=5504), "5504; each rank"),
     ],
 )
 def test_parts_of_heads_groups_and_blocks(tp, config, named):

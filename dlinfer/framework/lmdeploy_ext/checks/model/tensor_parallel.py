@@ -112,7 +112,7 @@ def _require_whole_parts(config: dict[str, Any], tp: int, units: _Units) -> None
         is_of_keys = name.startswith("num_key_value_heads")
         parts, unit = (min(tp, of_keys), units.heads) if is_of_keys else (tp, units.inputs)
         if name != "hidden_size" and size % (parts * unit):
-            whole = f", of which a rank has to have a multiple of {unit} (whole groups and blocks)"
+            whole = f"; each rank needs a multiple of {unit} (whole groups and blocks)"
             feature = f"tp={tp} of a model with {name} = {size}{whole if unit > 1 else ''}"
             raise refuse(
                 feature, f"use a smaller tp, {'unquantised weights, ' if unit > 1 else ''}or {_ADVICE}"

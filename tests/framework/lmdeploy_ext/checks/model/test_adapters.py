@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -214,7 +214,7 @@ def test_two_spellings_of_one_module(tmp_path):
 def test_ranks_that_round_their_part_of_an_input(kind, tmp_path):
     """With W8A8 all ranks round by the largest value of the whole input, but not below an adapter."""
     model = LlamaForCausalLM()
-    rows = model.model.layers[1].mlp.down_proj
+    rows: Any = model.get_submodule("model.layers.1.mlp.down_proj")
     setattr(rows, kind, torch.int8)
     adapters.check_model(model, {"a": write(tmp_path / "one")})
     rows.tp = 2
