@@ -106,6 +106,7 @@ class ClusterCompiler:
             graph = fake_mode.trace_decomposed(
                 _as_laid_out(subgraph), twins.values, twins.mode, decompositions()
             )
+            _drop_dead_constants(graph)
             name, origin = self._fitting(
                 cluster_key(graph, twins, surroundings), graph, twins, cache, refused
             )
@@ -145,6 +146,18 @@ class ClusterCompiler:
             if new and known.origin == "compiled":
                 raise AssertionError(f"a compilation does not fit its own sizes: {known.assumptions}")
         raise AssertionError("unreachable")
+
+
+def _drop_dead_constants(graph: fx.GraphModule) -> None:
+    """Remove constants that no result depends on, because a cluster with constants cannot be stored.
+
+    Hugging Face's DynamicCache starts with empty constants. The decomposition of ``cat`` leaves them out.
+    """
+    constants = {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}
+    if constants and graph.graph.eliminate_dead_code():
+        for name in constants - {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}:
+            delattr(graph, name)  # torch would make an unused constant an input of the code
+        graph.recompile()
 
 
 def _as_laid_out(subgraph: Subgraph) -> Callable[..., Any]:

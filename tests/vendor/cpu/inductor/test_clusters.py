@@ -248,6 +248,21 @@ def test_clusters_with_constants_of_their_own_are_not_kept(tmp_path):
 
 
 @pytest.mark.slow
+def test_empty_constants_of_a_cache_do_not_keep_a_cluster_from_disk(tmp_path):
+    """Transformers' DynamicCache starts as ``torch.tensor([])``, and appends keys and values."""
+
+    def append(x):
+        return torch.cat([torch.tensor([]), x * 2 + 1], dim=-2)
+
+    one = subgraph_of(append, x)
+    given = [torch.ones(7, 6) if isinstance(n.meta["val"], torch.Tensor) else 7 for n in one.inputs]
+    for origin in ("compiled", "disk"):
+        compiler, ((name, told),) = compile_all(tmp_path, subgraph_of(append, x))
+        assert (told.origin, compiler.keeps(name)) == (origin, True)
+        torch.testing.assert_close(compiler.run(name)(*given)[0], torch.full((7, 6), 3.0))
+
+
+@pytest.mark.slow
 def test_a_second_process_finds_clusters_on_disk(tmp_path):
     def layered(x):
         return F.layer_norm(x * 2, (6,)) + 1
