@@ -1,6 +1,5 @@
 """A server with limits: too many requests, requests that take too long, and clients that leave."""
 
-import threading
 import time
 from collections.abc import Iterator
 
@@ -44,26 +43,19 @@ def assert_nothing_is_computed(server: ApiServer) -> None:
 
 
 def test_a_third_request_is_refused_and_the_first_two_are_answered(limited):
-    client, answers = limited.client(), []
-
-    def ask() -> None:
-        answers.append(client.chat.completions.create(**LONG))
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    while used_cache(limited) == 0:
-        time.sleep(0.01)
-    refusals = 0
-    while threads[0].is_alive() and threads[1].is_alive() and not refusals:
-        with pytest.raises(openai.RateLimitError) as refused:
-            client.chat.completions.create(**LONG | {"max_tokens": 1})
-        assert int(refused.value.response.headers["retry-after"]) >= 1
-        refusals += 1
-        assert limited.request("GET", "/health")[0] == 200
-    for thread in threads:
-        thread.join()
-    assert refusals and [answer.usage.completion_tokens for answer in answers] == [900, 900]
+    client = limited.client()
+    streams = [
+        client.chat.completions.create(**LONG, stream=True, stream_options={"include_usage": True})
+        for _ in range(2)
+    ]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(**LONG | {"max_tokens": 1})
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert limited.request("GET", "/health")[0] == 200
+    usages = [chunk.usage for stream in streams for chunk in stream if chunk.usage]
+    assert [usage.completion_tokens for usage in usages] == [900, 900]
 
 
 def test_a_request_that_takes_too_long_is_cancelled(limited):
