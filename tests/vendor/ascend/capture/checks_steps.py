@@ -79,7 +79,7 @@ def test_the_vendor_is_asked_once_a_capture(runner):
 
 
 def test_prompts_run_eagerly(runner):
-    assert "prompts" in (runner.policy.why_not(step([5], caches(runner.model), decoding=False)) or "")
+    assert "prefill" in (runner.policy.why_not(step([5], caches(runner.model), decoding=False)) or "")
 
 
 def test_updates_go_on_another_stream_than_the_replay(runner):
