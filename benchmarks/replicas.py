@@ -182,7 +182,7 @@ async def under_kills(main: Serve, all_serves: list[Serve], count: int, pause: f
         await asyncio.gather(*(asks() for _ in range(12)))
         done.set()
         await killer
-    kills_made = counts.pop("kills")
+    kills_made = counts.pop("kills", 0)
     return {"answers": dict(counts), "wrong": wrong[:3], "kills": kills_made, "seconds until back": back}
 
 
