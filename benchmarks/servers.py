@@ -189,7 +189,11 @@ def main() -> None:
     begin = [lambda: lmdeploy(OURS, model, args.dtype)]
     for version in args.version:
         name, _, folder = version.partition("=")
-        begin.append(lambda name=name, folder=folder: lmdeploy(name, model, args.dtype, checkout=folder))
+        begin.append(
+            lambda name=name, folder=folder: lmdeploy(
+                name, model, args.dtype, checkout=str(Path(folder).resolve())
+            )
+        )
     for run in args.under:
         name, _, command = run.partition("=")
         begin.append(lambda name=name, command=command: lmdeploy(name, model, args.dtype, under=command))

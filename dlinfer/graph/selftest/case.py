@@ -19,8 +19,8 @@ class Case:
     """A computation whose result is known.
 
     name: a description for people, such as "x > y with NaN and infinities".
-    covers: names of ops. If the case fails, these ops are not used. The names are those that ``packet_name`` returns,
-        or the vendor's own names, which the vendor passes to ``SelfTest.failure``.
+    covers: names of ops. If the case fails, these ops are not used. A name comes from ``packet_name``,
+        or is a name of the vendor's that the vendor also passes to ``SelfTest.failure``.
     precision: the floating dtype of the computation: "float32", "bfloat16" or "float16".
     run: computes the results under test. It raises NotSupportedError if this machine or engine does not support the
         case. After any other error, the covered ops are not used in this process.

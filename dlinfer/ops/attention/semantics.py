@@ -11,8 +11,8 @@ Scores of one query head against its group's key head:
 A sequence's queries are its last tokens: with q_len queries and kv_len keys, query i has position kv_len - q_len + i
 (flash-attention's alignment at the bottom right). A key is visible if -window_left <= key position - query position <=
 window_right; a negative window means no bound. If causal, a key after the query is not visible either. The result of a
-query that sees no key is zeros. The order and signs of these steps are those of LMDeploy 0.18's CUDA kernels
-(``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``); sinks are as in GPT-OSS.
+query that sees no key is zeros. LMDeploy 0.18's CUDA kernels take these steps in the same order and with the
+same signs (``pytorch/kernels/cuda/flashattention.py`` and ``pagedattention.py``). Sinks are as in GPT-OSS.
 """
 
 import weakref

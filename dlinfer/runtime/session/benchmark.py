@@ -75,7 +75,7 @@ def _runs(num_inferences: object, inf_time: object) -> float:
 def random_inputs(interface: Interface, seed: int = 0) -> dict[str, torch.Tensor | int]:
     """Return random inputs: normal floats, and integers 0 and 1.
 
-    The sizes are those of the example call at compilation.
+    Each input has the size that it had in the example call at compilation.
     """
     generator = torch.Generator().manual_seed(seed)
     sizes = {name: interface.usual(name) for name in interface.symbols}

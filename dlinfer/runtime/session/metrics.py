@@ -44,8 +44,8 @@ class Metrics:
         """Return num_of_inferences, min_latency, max_latency, P25 to P999, total_inference_time and avg_latency.
 
         Times are in seconds. Percentiles are interpolated linearly, as by ``numpy.percentile``. If nothing was
-        recorded, the total is 0.0 and the latencies are nan. The keys are those of Qualcomm's
-        ``qaic.Session.get_metrics``.
+        recorded, the total is 0.0 and the latencies are nan. Qualcomm's
+        ``qaic.Session.get_metrics`` returns the same keys.
         """
         with self._lock:
             seconds = np.array(self._latest, dtype=np.float64)

@@ -49,7 +49,8 @@ def originals(tree: Tree, patches: tuple[Patch, ...]) -> dict[str, Found | None]
 def bodies(tree: Tree, adaptor: Adaptor) -> dict[str, str]:
     """Return a dict from function, as ``module:path``, to the fingerprint of its body.
 
-    The functions are those that our patches replace, and the methods of LMDeploy's classes that our classes extend.
+    The dict has the functions that our patches replace. It also has the methods of LMDeploy's classes that our classes
+    extend.
     """
     replaced = originals(tree, adaptor.patches)
     prints = {target: fingerprint(function.node) for target, function in replaced.items() if function}

@@ -123,7 +123,7 @@ class _Load:
     """One load of a folder's files into a model on ``meta``.
 
     read: patterns of tensor names. Matching tensors are read with values, all others only with shapes.
-    The attributes ``name`` and ``shape`` are those of the tensor that is being loaded.
+    The attributes ``name`` and ``shape`` describe the tensor that is being loaded.
     """
 
     def __init__(self, folder: Path, model: Any, read: set[str]) -> None:

@@ -143,7 +143,7 @@ PATCHES = (
     *(
         replaces(
             f"{owner}.sleep",
-            why="discards the weights at level 2, and after waking up the engine computes with whatever is in memory; "
+            why="discards the weights at level 2, so the engine computes with undefined weights after waking up; "
             "with several processes requests may wait forever after waking up",
             when=activation.is_on,
         )(_sleep)
