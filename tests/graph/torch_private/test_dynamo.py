@@ -55,6 +55,19 @@ def test_sources_are_named_as_people_write_them(source, name):
     assert dynamo.source_name(source) == name
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("L['self']._modules['norm']._parameters['weight']", "norm.weight"),
+        ("L['self']._parameters['weight']", "weight"),
+        ("L['model'].encoder._modules['norm']._parameters['weight']", "norm.weight"),
+        ("L['x']", "x"),
+    ],
+)
+def test_weights_are_named_as_in_their_model(source, name):
+    assert dynamo.name_in_module(source) == name
+
+
 def test_graph_breaks_are_listed_with_reason_and_line():
     def broken(x):
         print("in between")
