@@ -1,12 +1,13 @@
 """Requests that arrive together at an OpenAI server: LMDeploy on the vendor cpu against vLLM's CPU build, and against
 other versions of dlinfer.
 
-    python -m benchmarks.servers [--concurrency 4 16 32] [--pairs 5] [--version NAME=CHECKOUT ...]
-                                 [--under NAME=COMMAND ...] [--no-vllm]
+    python -m benchmarks.servers [--concurrency 4 16 32] [--prompt 1000 --answer 1] [--pairs 5]
+                                 [--version NAME=CHECKOUT ...] [--under NAME=COMMAND ...] [--no-vllm]
 
 All servers stay loaded and take turns, each with the same threads, weights and prompts. Prompts have 32 to 700 tokens
-and answers 16 to 96, streamed from /v1/completions. It prints throughput with the median ratio and its 95 % interval,
-and the times to the first token and between pieces of an answer. The last line is JSON.
+and answers 16 to 96, or as many as the options say, streamed from /v1/completions. It prints throughput with the
+median ratio and its 95 % interval, and the times to the first token and between pieces of an answer. The last line is
+JSON.
 """
 
 import argparse
@@ -160,6 +161,7 @@ def rows_of(rounds: dict[str, list[dict[str, Any]]], servers: list[Server]) -> l
         found, ours = rounds[server.name], rounds[OURS]
         row: dict[str, Any] = {"contender": server.name}
         row["tok/s"] = statistics.median(one["tokens"] / one["seconds"] for one in found)
+        row["prompt tok/s"] = statistics.median(one["prompt tokens"] / one["seconds"] for one in found)
         row["ours is faster by"] = ratio([one["seconds"] for one in found], [one["seconds"] for one in ours])
         for kind, title in (("first", "first token s"), ("gap", "between s")):
             for cut in ("p50", "p90", "p99"):
@@ -174,6 +176,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--concurrency", type=int, nargs="+", default=(4, 16, 32))
+    parser.add_argument("--prompt", type=int, help="tokens of each prompt")
+    parser.add_argument("--answer", type=int, help="tokens of each answer")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
         "--version", action="append", default=[], help="NAME=FOLDER of another version's checkout"
@@ -207,13 +211,16 @@ def main() -> None:
             print(f"{servers[-1].name}: ready after {servers[-1].ready():.0f} s", flush=True)
         for count in args.concurrency:
             rounds: dict[str, list[dict[str, Any]]] = {server.name: [] for server in servers}
+            sizes = [(args.prompt or prompt, args.answer or answer) for prompt, answer in mixed(count)]
             for turn in range(-1, args.pairs):
-                prompts = [prompt_of(tokenizer, length, next(seeds)) for length, _ in mixed(count)]
+                prompts = [prompt_of(tokenizer, length, next(seeds)) for length, _ in sizes]
                 for server in draw.sample(servers, len(servers)):
-                    result = asyncio.run(ask(server.port, prompts, [tokens for _, tokens in mixed(count)]))
+                    result = asyncio.run(ask(server.port, prompts, [tokens for _, tokens in sizes]))
+                    result["prompt tokens"] = sum(length for length, _ in sizes)
                     if turn >= 0:
                         rounds[server.name].append(result)
-            publish(f"{count} requests at once, {args.dtype}", rows_of(rounds, servers))
+            shape = f" of {args.prompt or 'mixed'} tokens, {args.answer or 'mixed'} in an answer"
+            publish(f"{count} requests at once{shape}, {args.dtype}", rows_of(rounds, servers))
 
 
 if __name__ == "__main__":

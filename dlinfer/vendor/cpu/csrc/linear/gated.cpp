@@ -1,10 +1,11 @@
 // dlinfer_cpu::linear_silu_and_mul: a linear layer of twice as many features and silu_and_mul behind it, as one kernel.
-// Where the product is not few_rows.h's, it is the two of them.
+// Where the product is neither few_rows.h's nor that of tiles, it is the two of them.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <type_traits>
 
 #include "chain/table.h"
 #include "common/by_torch.h"
@@ -12,6 +13,7 @@
 #include "linear/gated.h"
 #include "linear/limits.h"
 #include "linear/linear.h"
+#include "linear/tile_work.h"
 
 namespace dlinfer::gated_linear {
 namespace {
@@ -24,13 +26,21 @@ Tensor linear_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias) {
   layers::check(x, weight, bias);
   STD_TORCH_CHECK(weight.size(0) % 2 == 0, "linear_silu_and_mul: weight is [2 * intermediate, in_features]");
   const int64_t inputs = layers::leading_count(x), columns = x.size(x.dim() - 1);
-  if (!layers::fits_kernel(weight, bias) || inputs > max_inputs(x.scalar_type())) {
+  const bool few = inputs <= max_inputs(x.scalar_type());
+  if (!layers::fits_kernel(weight, bias) || !(few || tiles_take(x.scalar_type(), inputs))) {
     return by_torch("dlinfer_cpu::silu_and_mul", linear(x, weight, bias));
   }
   x = layers::with_even_rows(x);
   Tensor out = layers::empty_result(x, weight.size(0) / 2);
   const auto run_as = [&]<class T>(T) {
     const auto data = [](const Tensor& t) { return static_cast<const T*>(t.const_data_ptr()); };
+#if defined(DLINFER_HAS_TILES)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      const Panels panels{{data(weight), weight.stride(0), weight.size(0)}, bias ? data(*bias) : nullptr, true};
+      const Rows<T> to{static_cast<T*>(out.mutable_data_ptr()), panels.features(), inputs};
+      if (!few) return multiply_tiles({data(x), layers::row_stride(x), inputs}, columns, {{panels, to}});
+    }
+#endif
     const PlainWeight<T> given({data(weight), weight.stride(0), weight.size(0)}, columns);
     multiply_gated(given, {data(x), layers::row_stride(x), inputs}, columns, bias ? data(*bias) : nullptr,
                    static_cast<T*>(out.mutable_data_ptr()));

@@ -64,10 +64,6 @@ constexpr bool kTakesBlocks = false;
 // Likewise, where our tiles take what is more. Measured on a Xeon of the Emerald Rapids kind: with three rows both are
 // as fast. With four the tiles are ahead, with 16 by a factor of two and more; one row takes them 15 % longer.
 constexpr int64_t kUntilTiles = 2;
-
-// With more rows than this torch's own linear is as fast as our tiles: it packs the weight at each call, which then
-// costs little. Measured there: 512 and 1024 rows take torch 1.0 to 1.3 times as long, 2048 rows 0.8 to 1.5 times.
-constexpr int64_t kMaxTileInputs = 1024;
 #endif
 
 // From Zen 4 on bfloat16 is ours, however many rows there are.
@@ -111,14 +107,21 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
   }
 }
 
+// Whether so many rows of x are those of the tiles.
+inline bool tiles_take([[maybe_unused]] torch::headeronly::ScalarType dtype, [[maybe_unused]] int64_t inputs) {
+#if defined(DLINFER_HAS_TILES)
+  return dtype == torch::headeronly::ScalarType::BFloat16 && tiles_granted() && inputs > max_inputs(dtype);
+#else
+  return false;
+#endif
+}
+
 // Whether so many rows of x are ours, few_rows.h's or those of a kernel for more.
 inline bool takes_inputs(torch::headeronly::ScalarType dtype, int64_t inputs) {
   using torch::headeronly::ScalarType;
   const int64_t few = max_inputs(dtype);
   if (inputs <= few) return true;
-#if defined(DLINFER_HAS_TILES)
-  if (dtype == ScalarType::BFloat16 && tiles_granted()) return inputs <= kMaxTileInputs;
-#endif
+  if (tiles_take(dtype, inputs)) return true;
   if (dtype == ScalarType::Float) return kTakesBlocks<float>;
   if (dtype == ScalarType::BFloat16) return kTakesBlocks<BFloat16>;
   return dtype == ScalarType::Half && few >= 0 && kTakesBlocks<Half>;

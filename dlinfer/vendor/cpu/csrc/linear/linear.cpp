@@ -20,8 +20,8 @@
 #include "linear/float_blocks.h"
 #include "linear/limits.h"
 #include "linear/linear.h"
-#include "linear/many_rows.h"
 #include "linear/panels.h"
+#include "linear/tile_work.h"
 #include "threads/team.h"
 
 namespace dlinfer {
@@ -29,11 +29,6 @@ namespace {
 
 using namespace layers;
 using torch::headeronly::ScalarType;
-
-#if defined(DLINFER_HAS_TILES)
-// Packing x is quick: below this many bytes (20 us) it is not worth waiting for another thread, which may be kept.
-constexpr int64_t kPackedPerThread = 512 << 10;
-#endif
 
 template <class T>
 struct Job {
@@ -65,57 +60,6 @@ void run(Rows<const T> x, int64_t columns, const std::vector<Job<T>>& jobs) {
   });
 }
 
-#if defined(DLINFER_HAS_TILES)
-
-void run_tiles(Rows<const BFloat16> x, int64_t columns, const std::vector<Job<BFloat16>>& jobs) {
-  const auto panels = [](const Job<BFloat16>& job) { return (job.weight.count + kPanel - 1) / kPanel; };
-  int64_t total = 0;
-  for (const auto& job : jobs) total += panels(job);
-  if (total == 0 || x.count == 0) return;
-
-  const int64_t row_bytes = round_up(std::max<int64_t>(columns, 1), kTileWidth) * int64_t(sizeof(BFloat16));
-  const int64_t fit = std::clamp(kMaxPacked / row_bytes / kPanel * kPanel, kFewestInputs, kMostInputs);
-  const int64_t chunks = (x.count + fit - 1) / fit;
-  const int64_t chunk = round_up((x.count + chunks - 1) / chunks, kPanel);
-  const Depths depths(columns, std::min(x.count, chunk));
-  const auto packed = buffer<BFloat16>(std::min(round_up(x.count, kTile), chunk) * depths.tiles * kTileWidth);
-
-  // Where there are few panels for the threads, x is cut as well.
-  const int64_t threads = thread_count();
-  const int64_t grain = std::max<int64_t>(kBytesPerThread / (kPanel * row_bytes), 1);
-  for (int64_t first = 0; first < x.count; first += chunk) {
-    const Rows<const BFloat16> rows{x.data + first * x.stride, x.stride, std::min(chunk, x.count - first)};
-    const int64_t pack_grain = std::max<int64_t>(kPackedPerThread / (kTile * row_bytes), 1);
-    parallel_for(0, (rows.count + kTile - 1) / kTile, pack_grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) pack(rows, depths, i * kTile, packed.get());
-    });
-    const int64_t blocks = (rows.count + kPanel - 1) / kPanel;
-    const int64_t cuts = threads == 1 ? 1 : std::clamp<int64_t>(4 * threads / total, 1, (blocks + 1) / 2);
-    const int64_t piece = (blocks + cuts - 1) / cuts * kPanel;
-    parallel_for(0, cuts * total, grain, [&](int64_t begin, int64_t end) {
-      const TileRegisters registers(kWholeTiles);
-      Scratch scratch;
-      int64_t before = 0;
-      for (int64_t c = 0; c < rows.count; c += piece) {
-        const int64_t inputs = std::min(piece, rows.count - c);
-        for (const auto& job : jobs) {
-          const int64_t last = std::min(end - before, panels(job));
-          for (int64_t i = std::max<int64_t>(begin - before, 0); i < last; i += kGroup) {
-            const int64_t r = i * kPanel, end_row = std::min(last * kPanel, job.weight.count);
-            const int64_t count = std::min(kGroup * kPanel, end_row - r);
-            group({job.weight.data + r * job.weight.stride, job.weight.stride, count}, end_row - r - count,
-                  packed.get(), rows.count, c, depths, job.bias ? job.bias + r : nullptr,
-                  {job.out.data + (first + c) * job.out.stride + r, job.out.stride, inputs}, scratch);
-          }
-          before += panels(job);
-        }
-      }
-    });
-  }
-}
-
-#endif
-
 template <class T>
 void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights, const std::vector<MaybeTensor>& biases,
             const std::vector<Tensor>& outs) {
@@ -137,7 +81,12 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
 #endif
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (inputs > max_inputs(ScalarType::BFloat16)) return run_tiles({data(x), stride, inputs}, columns, jobs);
+    if (inputs > max_inputs(ScalarType::BFloat16)) {
+      std::vector<TileJob> tile_jobs;
+      tile_jobs.reserve(jobs.size());
+      for (const auto& [weight, bias, out] : jobs) tile_jobs.push_back({{weight, bias, false}, out});
+      return multiply_tiles({data(x), stride, inputs}, columns, tile_jobs);
+    }
   }
 #endif
   run<T>({data(x), stride, inputs}, columns, jobs);

@@ -9,6 +9,10 @@
 // - panel: 32 rows of the weight, which meet all of the chunk; meanwhile the next panel is prefetched
 // - part: columns of a panel, so many that they stay in the first-level cache
 // - block: a part times 32 rows of x, summed in tile registers
+//
+// A weight of gates and ups may have silu_and_mul behind the product. A panel of gates and the panel of their ups then
+// follow each other, and the activation is computed while the sums are rounded. The product itself, which is twice as
+// large as the result, is never in memory.
 #pragma once
 
 #include "common/tile_registers.h"
@@ -21,6 +25,8 @@
 #include <new>
 
 #include "common/lanes.h"
+#include "common/narrow.h"
+#include "common/sigmoid.h"
 #include "common/transpose.h"
 #include "linear/few_rows.h"
 
@@ -31,12 +37,10 @@ constexpr int kTileSize = kTile * kTileWidth;              // elements
 constexpr int kPanel = 2 * kTile;                          // rows of the weight, or of x, in a block
 constexpr int kBlockSums = kPanel * kPanel;
 constexpr int64_t kPartSteps = 16;                         // tiles along a part: 32 KiB of a panel
-constexpr int64_t kRoundAt[] = {3, 8};                     // steps, of at most that many
 constexpr int64_t kDepthTiles = 512 * 32;                  // rows of x times tiles along a depth: 1 MiB
 constexpr int64_t kGroup = 8;                              // panels whose sums are kept from depth to depth
 constexpr int64_t kMaxPacked = 8 << 20;                    // bytes of a chunk of x, but for the fewest rows
 constexpr int64_t kFewestInputs = 128, kMostInputs = 512;  // rows of a chunk
-constexpr int64_t kFarOut = 4 << 20;                       // bytes of a result that no second-level cache keeps
 
 struct Free {
   void operator()(void* data) const { ::operator delete(data, std::align_val_t(64)); }
@@ -95,48 +99,96 @@ inline void pack(Rows<const BFloat16> x, const Depths& depths, int64_t row, BFlo
   }
 }
 
-// out[c, r] = sums[r, c] + bias[r], rounded, for `rows` rows r <= 32 and out.count rows c <= 16 of x.
-inline void round_block(const float* sums, const float* bias, int64_t rows, Rows<BFloat16> out) {
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
-                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  Floats words[kTile];
-#pragma GCC unroll 16
-  for (int i = 0; i < kTile; ++i) {
-    const Floats even = load_as<Floats>(sums + 2 * i * kPanel) + bias[2 * i];
-    const Floats odd = load_as<Floats>(sums + (2 * i + 1) * kPanel) + bias[2 * i + 1];
-    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    words[i] = (Floats)_mm512_permutexvar_epi16(interleave, (__m512i)both);
-  }
-  transpose(words);
-  if (rows == kPanel && out.count == kTile) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kTile; ++i) _mm512_storeu_ps(out.data + i * out.stride, (__m512)words[i]);
-    return;
-  }
-  const __mmask32 exist = ~__mmask32(0) >> (kPanel - rows);
-#pragma GCC unroll 16
-  for (int i = 0; i < kTile; ++i) {
-    if (i < out.count) _mm512_mask_storeu_epi16(out.data + i * out.stride, exist, (__m512i)words[i]);
-  }
-}
+// The rows of a weight, panel by panel. If it is gated, panels of its first half, the gates, and of its second half, the
+// ups, take turns.
+struct Panels {
+  Rows<const BFloat16> weight;
+  const BFloat16* bias;  // or null
+  bool gated;
 
-// A block whose sums are ready. Half of it, 16 rows of x, is rounded at a time: between two steps of the next block,
-// where the tiles leave most of the processor idle.
-struct Ready {
+  int64_t features() const { return gated ? weight.count / 2 : weight.count; }  // of a row of the result
+  int64_t feature(int64_t panel) const { return (gated ? panel / 2 : panel) * kPanel; }
+  int64_t first(int64_t panel) const { return feature(panel) + (gated ? panel % 2 * features() : 0); }
+  int64_t rows(int64_t panel) const { return std::min<int64_t>(kPanel, features() - feature(panel)); }
+  int64_t at_once() const { return gated ? 2 : 1; }
+  // In units of at_once().
+  int64_t units() const { return (features() + kPanel - 1) / kPanel; }
+  bool completes(int64_t panel) const { return !gated || panel % 2; }  // whether features are ready behind it
+};
+
+// Sums of a block that are ready, and what is added to each row of them.
+struct Sums {
   const float* sums = nullptr;
   const float* bias = nullptr;
+
+  Floats row(int64_t r) const { return load_as<Floats>(sums + r * kPanel) + bias[r]; }
+};
+
+// A block to be rounded and written: out[c, r] for `rows` features r <= 32 and out.count rows c <= 32 of x. That is done
+// piece by piece between the steps of the next block, where the tiles leave most of the processor idle.
+struct Ready {
+  Sums own, gates;  // gates.sums is null if the block has no gates
   int64_t rows = 0;
   Rows<BFloat16> out{};
+  int words = 0;              // of these are computed; word i of a row holds features 2i and 2i + 1
+  Floats computed[kTile]{};
 
-  void round_half() {
-    const int64_t count = std::min<int64_t>(out.count, kTile);
-    round_block(sums, bias, rows, {out.data, out.stride, count});
-    sums += kTile;
-    out.data += kTile * out.stride;
-    out.count -= count;
+  bool pending() const { return out.count > 0; }
+
+  // A part of the work: an eighth of a block of 32 rows of x.
+  void advance() {
+    constexpr int kAtOnce = 4;
+#pragma GCC unroll 4
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t r = 2 * (words + i);
+      computed[words + i] = gates.sums ? gated(r) : plain(r);
+    }
+    words += kAtOnce;
+    if (words == kTile) write_half();
   }
   void finish() {
-    while (out.count > 0) round_half();
+    while (pending()) advance();
+  }
+
+ private:
+  Floats plain(int64_t r) const {
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                                23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)own.row(r + 1), (__m512)own.row(r));
+    return (Floats)_mm512_permutexvar_epi16(interleave, (__m512i)both);
+  }
+
+  // Each number is rounded where the product and the activation apart round it. The bits are theirs, except for sums
+  // below 2**-126, which the product apart takes as 0.
+  Floats gated(int64_t r) const {
+    const auto value = [&](int64_t row) {
+      const Floats gate = rounded<BFloat16>(gates.row(row));
+      return rounded<BFloat16>(rounded<BFloat16>(gate * sigmoid(gate)) * rounded<BFloat16>(own.row(row)));
+    };
+    return (Floats)((Words)value(r + 1) | (Words)value(r) >> 16);
+  }
+
+  // Writes the first 16 rows of x, and goes on to the others.
+  void write_half() {
+    Floats turned[kTile];
+    std::copy_n(computed, kTile, turned);
+    transpose(turned);
+    const int64_t count = std::min<int64_t>(out.count, kTile);
+    const __mmask32 exist = ~__mmask32(0) >> (kPanel - rows);
+    if (rows == kPanel && count == kTile) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTile; ++i) _mm512_storeu_ps(out.data + i * out.stride, (__m512)turned[i]);
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTile; ++i) {
+        if (i < count) _mm512_mask_storeu_epi16(out.data + i * out.stride, exist, (__m512i)turned[i]);
+      }
+    }
+    words = 0;
+    own.sums += kTile;
+    if (gates.sums) gates.sums += kTile;
+    out.data += kTile * out.stride;
+    out.count -= count;
   }
 };
 
@@ -150,9 +202,13 @@ struct Factors {
 };
 
 // A block: sums[r * kPanel + c] (+)= dot(weight row r, x row c) over its columns, c < 16 * kTiles.
-// Meanwhile the block before it is rounded, and the rows of `ahead`, as long as these, are prefetched.
+// Meanwhile the block before it is rounded, and two things are prefetched: the rows of `ahead`, as long as these, and
+// the memory of `out`, where this block will be written. Written to without that, a line that is in no cache would hold
+// up the stores behind it.
 template <int kTiles>
-void block_of_tiles(const Factors& of, bool add, Rows<const BFloat16> ahead, Ready& ready, float* sums) {
+void block_of_tiles(const Factors& of, bool add, Rows<const BFloat16> ahead, Rows<BFloat16> out, Ready& ready,
+                    float* sums) {
+  constexpr int64_t kOutAtOnce = 4;
   constexpr int64_t kSumsStride = kPanel * sizeof(float);
   float *right = sums + kTile, *below = sums + kTile * kPanel, *corner = below + kTile;
   if (add) {
@@ -185,7 +241,10 @@ void block_of_tiles(const Factors& of, bool add, Rows<const BFloat16> ahead, Rea
     for (int64_t r = 0; r < ahead.count; ++r) {
       __builtin_prefetch(ahead.data + r * ahead.stride + step * kTileWidth, 0, 2);
     }
-    if ((step == kRoundAt[0] || step == kRoundAt[1]) && ready.out.count > 0) ready.round_half();
+    for (int64_t c = step * kOutAtOnce; c < std::min(out.count, (step + 1) * kOutAtOnce); ++c) {
+      __builtin_prefetch(out.data + c * out.stride, 1, 3);
+    }
+    if (ready.pending()) ready.advance();
   }
   ready.finish();  // before its sums are overwritten
   _tile_stored(0, sums, kSumsStride);
@@ -196,11 +255,10 @@ void block_of_tiles(const Factors& of, bool add, Rows<const BFloat16> ahead, Rea
   }
 }
 
-// The memory of a thread, each part made when it is needed: 0.25 MiB, 0.5 MiB, and a depth of a panel.
+// The memory of a thread, which it keeps.
 struct Scratch {
-  Buffer<BFloat16> out;  // of a group
-  Buffer<float> sums;    // likewise
-  Buffer<BFloat16> panel;
+  Buffer<float> sums = buffer<float>(kMostInputs * kGroup * kPanel);  // of a group: 0.5 MiB
+  Buffer<BFloat16> panel = buffer<BFloat16>(kPanel * kDepthTiles / kTile * kTileWidth);  // a depth of it: 1 MiB
 };
 
 // A copy of a panel's columns, with zeros where `rows` or `width` end, for tiles that would reach beyond the weight.
@@ -215,75 +273,68 @@ inline const BFloat16* padded(Rows<const BFloat16> rows, int64_t width, int64_t 
   return panel;
 }
 
-// `out[c, r] = bias[r] + dot(weight row r, x row c)`, rounded once, for the rows c of x from `first` on, out.count of
-// them, and at most kGroup panels of the weight; rows_behind more follow these. bias may be null.
-// `packed` is x, which has x_rows. The order of each sum depends on nothing but the number of columns.
-inline void group(Rows<const BFloat16> weight, int64_t rows_behind, const BFloat16* packed, int64_t x_rows,
-                  int64_t first, const Depths& depths, const BFloat16* bias, Rows<BFloat16> out, Scratch& scratch) {
-  constexpr int64_t kWidth = kGroup * kPanel;
+// `out[c, r] = bias[r] + dot(weight row r, x row c)`, rounded once, or what silu_and_mul makes of it. It takes the rows c
+// of x from `first` on, out.count of them, and the panels `begin` to `end`, at most kGroup. The panels up to `behind`
+// come next. `packed` is x, which has x_rows. The order of each sum depends on nothing but the number of columns.
+inline void group(const Panels& panels, int64_t begin, int64_t end, int64_t behind, const BFloat16* packed,
+                  int64_t x_rows, int64_t first, const Depths& depths, Rows<BFloat16> out, Scratch& scratch) {
+  const Rows<const BFloat16>& weight = panels.weight;
   const int64_t blocks = (out.count + kPanel - 1) / kPanel;
-  alignas(64) float biases[kWidth] = {};
-  if (bias) std::copy_n(bias, weight.count, biases);
-  alignas(64) float local[kBlockSums];
+  alignas(64) float biases[kGroup * kPanel] = {};
+  for (int64_t panel = begin; panels.bias && panel < end; ++panel) {
+    std::copy_n(panels.bias + panels.first(panel), panels.rows(panel), biases + (panel - begin) * kPanel);
+  }
   Ready ready;
-  // In a wide result the 32 elements that a panel gives of a row are too few for the processor to foresee the next
-  // write. So the elements of a group are collected, and written row by row.
-  const bool collect = out.count * out.stride * int64_t(sizeof(BFloat16)) > kFarOut;
-  if (collect && !scratch.out) scratch.out = buffer<BFloat16>(kMostInputs * kWidth);
-  const Rows<BFloat16> to = collect ? Rows<BFloat16>{scratch.out.get(), kWidth, out.count} : out;
 
   for (int64_t depth = 0; depth < depths.count; ++depth) {
     const int64_t steps = depths.steps(depth), width = depths.width(depth);
     const int64_t column = depth * depths.longest * kTileWidth;
-    const bool last = depth + 1 == depths.count;
     const int64_t parts = blocks > 1 ? (steps + kPartSteps - 1) / kPartSteps : 1, part = (steps + parts - 1) / parts;
-    const bool several = depths.count > 1 || parts > 1;
-    if (several && !scratch.sums) scratch.sums = buffer<float>(kMostInputs * kWidth);
 
-    for (int64_t row = 0; row < weight.count; row += kPanel) {
-      const Rows<const BFloat16> rows{weight.data + row * weight.stride + column, weight.stride,
-                                      std::min<int64_t>(kPanel, weight.count - row)};
-      const BFloat16* panel = rows.data;
-      int64_t panel_stride = weight.stride;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const bool last = depth + 1 == depths.count;
+      // Sums are kept from depth to depth, and those of gates until their ups are there.
+      const int64_t place = depths.count > 1 ? panel - begin : panel % panels.at_once();
+      const Rows<const BFloat16> rows{weight.data + panels.first(panel) * weight.stride + column, weight.stride,
+                                      panels.rows(panel)};
+      const BFloat16* from = rows.data;
+      int64_t stride = weight.stride;
       if (rows.count < kPanel || width < steps * kTileWidth) {
-        if (!scratch.panel) scratch.panel = buffer<BFloat16>(kPanel * depths.longest * kTileWidth);
-        panel_stride = steps * kTileWidth;
-        panel = padded(rows, width, panel_stride, scratch.panel.get());
+        stride = steps * kTileWidth;
+        from = padded(rows, width, stride, scratch.panel.get());
       }
 
-      Rows<const BFloat16> next{rows.data, weight.stride, 0};
-      if (row + kPanel < weight.count || last) {
-        next.data += kPanel * weight.stride;
-        next.count = std::clamp<int64_t>(weight.count + (last ? rows_behind : 0) - row - kPanel, 0, kPanel);
-      } else {
-        next = {weight.data + column + steps * kTileWidth, weight.stride, std::min<int64_t>(kPanel, weight.count)};
+      Rows<const BFloat16> next{weight.data, weight.stride, 0};
+      if (const int64_t after = panel + 1 == end && !last ? begin : panel + 1; after < behind) {
+        const int64_t to = panel + 1 < end ? column : last ? 0 : column + steps * kTileWidth;
+        next.data += panels.first(after) * weight.stride + to;
+        next.count = panels.rows(after);
       }
 
       for (int64_t step = 0; step < steps; step += part) {
-        const bool complete = last && step + part >= steps;
+        const bool complete = last && step + part >= steps && panels.completes(panel);
         for (int64_t i = 0; i < blocks; ++i) {
           const int64_t c = i * kPanel, count = std::min<int64_t>(kPanel, out.count - c);
-          const Factors factors{panel + step * kTileWidth, panel_stride,
+          const Factors factors{from + step * kTileWidth, stride,
                                 packed + packed_at(depths, x_rows, depth, first + c) + step * kTileSize,
                                 steps * kTileSize, std::min(part, steps - step)};
-          const int64_t begin = next.count * i / blocks, end = next.count * (i + 1) / blocks;
-          const Rows<const BFloat16> ahead{next.data + step * kTileWidth + begin * next.stride, next.stride,
-                                           end - begin};
-          const int64_t kept = (depths.count > 1 ? row / kPanel * blocks : 0) + i;
-          float* sums = several ? scratch.sums.get() + kept * kBlockSums : local;
-          (count > kTile ? block_of_tiles<2> : block_of_tiles<1>)(factors, depth + step > 0, ahead, ready, sums);
+          const int64_t ahead = next.count * i / blocks, ahead_end = next.count * (i + 1) / blocks;
+          const Rows<const BFloat16> fetched{next.data + step * kTileWidth + ahead * next.stride, next.stride,
+                                             ahead_end - ahead};
+          const Rows<BFloat16> to{out.data + c * out.stride + panels.feature(panel), out.stride, complete ? count : 0};
+          float* const sums = scratch.sums.get() + (place * blocks + i) * kBlockSums;
+          (count > kTile ? block_of_tiles<2> : block_of_tiles<1>)(factors, depth + step > 0, fetched, to, ready, sums);
           if (complete) {
-            ready = {sums, biases + row, rows.count, {to.data + c * to.stride + row, to.stride, count}};
+            const float* const bias = biases + (panel - begin) * kPanel;
+            ready.own = {sums, bias};
+            if (panels.gated) ready.gates = {sums - blocks * kBlockSums, bias - kPanel};
+            ready.rows = rows.count, ready.out = to;
           }
         }
       }
     }
   }
   ready.finish();
-
-  for (int64_t c = 0; collect && c < out.count; ++c) {
-    std::copy_n(to.data + c * to.stride, weight.count, out.data + c * out.stride);
-  }
 }
 
 }  // namespace dlinfer
