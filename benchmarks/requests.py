@@ -1,5 +1,6 @@
 """Requests of mixed lengths that arrive together, and what each contender tells of them. The standard library only."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ class Arrivals:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99."""
-    if len(values) == 1:
-        return dict.fromkeys(("p50", "p90", "p99"), values[0])
+    """p50, p90 and p99; NaN if there are no values."""
+    if len(values) < 2:
+        return dict.fromkeys(("p50", "p90", "p99"), values[0] if values else math.nan)
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
