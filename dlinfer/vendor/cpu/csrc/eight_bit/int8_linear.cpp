@@ -1,7 +1,7 @@
 // dlinfer_cpu::linear_w8a8: linear layers of int8 weights for rows of int8, by the kernel that is quickest for so many.
 //
-// Few rows: each four of them, or two without AVX-512 VNNI, read the weight as it lies. Many: int8_many_rows.h, or
-// torch's product where the processor has matrix instructions, or others for int8 that this library was not compiled
+// Few rows: each four of them, or two without AVX-512 VNNI, read the weight as it lies. Many: the tiles of AMX, or
+// int8_many_rows.h, or torch's product where the processor has instructions for int8 that this library was not compiled
 // for. torch's product takes a piece of the weight at a time: its sums of 32 bits, and its own order of a weight, would
 // take many times the memory of the result.
 #include <torch/csrc/stable/library.h>
@@ -17,12 +17,15 @@
 #include "chain/table.h"
 #include "eight_bit/int8_few_rows.h"
 #include "eight_bit/int8_many_rows.h"
+#include "eight_bit/tile_results.h"
 #include "eight_bit/tiles.h"
+#include "tiles/work.h"
 
 namespace dlinfer::eight_bit {
 namespace {
 
 constexpr int64_t kFewRows = 12;             // of x, measured on Zen 4: more are quicker packed
+constexpr int64_t kFewBesideTiles = 4;       // likewise on Emerald Rapids where tiles take more
 constexpr int64_t kFewBesideTorch = 32;      // likewise where torch's product is what is quick for more
 constexpr int64_t kPieceElements = 2 << 20;  // of a result, that torch's product gives at a time
 constexpr int64_t kFewestPieceRows = 64;     // of the weight in a piece
@@ -87,7 +90,15 @@ void by_torch(const Job<T>& job, const Tensor& x, const Tensor& weight) {
 
 template <class T>
 void run(const Job<T>& job, [[maybe_unused]] const Tensor& x, [[maybe_unused]] const Tensor& weight) {
-#if defined(DLINFER_HAS_INT8_MANY_ROWS) && !defined(__AMX_INT8__)
+#if defined(DLINFER_HAS_INT8_TILES)
+  if (tiles_granted()) {
+    if (job.inputs <= kFewBesideTiles) return few_rows(job);
+    const tiles::Panels panels{tiles::as_bytes<int8_t>({job.weight, job.columns, job.rows})};
+    return tiles::multiply<tiles::Type::kInt8, tiles::Int8Job<T>>(
+        tiles::as_bytes<int8_t>({job.x, job.columns, job.inputs}), job.columns, {{panels, job.to}});
+  }
+#endif
+#if defined(DLINFER_HAS_INT8_MANY_ROWS)
   if (job.inputs <= kFewRows) return few_rows(job);
   int8::many_rows(job.weight, job.rows, job.x, job.inputs, job.columns, job.to);
 #else

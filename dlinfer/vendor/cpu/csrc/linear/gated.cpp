@@ -13,7 +13,8 @@
 #include "linear/gated.h"
 #include "linear/limits.h"
 #include "linear/linear.h"
-#include "linear/tile_work.h"
+#include "linear/tile_results.h"
+#include "tiles/work.h"
 
 namespace dlinfer::gated_linear {
 namespace {
@@ -36,9 +37,14 @@ Tensor linear_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias) {
     const auto data = [](const Tensor& t) { return static_cast<const T*>(t.const_data_ptr()); };
 #if defined(DLINFER_HAS_TILES)
     if constexpr (std::is_same_v<T, BFloat16>) {
-      const Panels panels{{data(weight), weight.stride(0), weight.size(0)}, bias ? data(*bias) : nullptr, true};
-      const Rows<T> to{static_cast<T*>(out.mutable_data_ptr()), panels.features(), inputs};
-      if (!few) return multiply_tiles({data(x), layers::row_stride(x), inputs}, columns, {{panels, to}});
+      if (!few) {
+        const Rows<const T> rows{data(weight), weight.stride(0), weight.size(0)};
+        const tiles::Panels panels{tiles::as_bytes(rows), true};
+        const Rows<T> to{static_cast<T*>(out.mutable_data_ptr()), panels.features(), inputs};
+        return tiles::multiply<tiles::Type::kBFloat16, tiles::BFloat16Job>(
+            tiles::as_bytes<T>({data(x), layers::row_stride(x), inputs}), columns * sizeof(T),
+            {{panels, bias ? data(*bias) : nullptr, to}});
+      }
     }
 #endif
     const PlainWeight<T> given({data(weight), weight.stride(0), weight.size(0)}, columns);

@@ -18,7 +18,7 @@
 #include "common/processor.h"
 #include "linear/few_rows.h"
 #include "linear/float_blocks.h"
-#include "linear/many_rows.h"
+#include "common/tile_registers.h"
 
 namespace dlinfer {
 

@@ -21,8 +21,9 @@
 #include "linear/limits.h"
 #include "linear/linear.h"
 #include "linear/panels.h"
-#include "linear/tile_work.h"
+#include "linear/tile_results.h"
 #include "threads/team.h"
+#include "tiles/work.h"
 
 namespace dlinfer {
 namespace {
@@ -82,10 +83,11 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
 #if defined(DLINFER_HAS_TILES)
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (inputs > max_inputs(ScalarType::BFloat16)) {
-      std::vector<TileJob> tile_jobs;
+      std::vector<tiles::BFloat16Job> tile_jobs;
       tile_jobs.reserve(jobs.size());
-      for (const auto& [weight, bias, out] : jobs) tile_jobs.push_back({{weight, bias, false}, out});
-      return multiply_tiles({data(x), stride, inputs}, columns, tile_jobs);
+      for (const auto& [weight, bias, out] : jobs) tile_jobs.push_back({{tiles::as_bytes(weight)}, bias, out});
+      return tiles::multiply<tiles::Type::kBFloat16>(tiles::as_bytes<BFloat16>({data(x), stride, inputs}),
+                                                     columns * sizeof(BFloat16), tile_jobs);
     }
   }
 #endif

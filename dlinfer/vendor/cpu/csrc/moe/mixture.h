@@ -17,7 +17,7 @@
 #include "common/widen.h"
 #include "linear/few_rows.h"
 #include "linear/limits.h"
-#include "linear/many_rows.h"
+#include "common/tile_registers.h"
 #include "moe/experts.h"
 #include "threads/team.h"
 
