@@ -25,7 +25,7 @@ namespace dlinfer::eight_bit {
 namespace {
 
 constexpr int64_t kFewRows = 12;             // of x, measured on Zen 4: more are quicker packed
-constexpr int64_t kFewBesideTiles = 4;       // likewise on Emerald Rapids where tiles take more
+constexpr int64_t kFewBesideTiles = 6;       // likewise on Emerald Rapids where tiles take more
 constexpr int64_t kFewBesideTorch = 32;      // likewise where torch's product is what is quick for more
 constexpr int64_t kPieceElements = 2 << 20;  // of a result, that torch's product gives at a time
 constexpr int64_t kFewestPieceRows = 64;     // of the weight in a piece
