@@ -57,6 +57,17 @@ void multiply(Layer layer, const Rows& x, void* out) {
 // Whether strips have an even number of rows, or are the only ones: x then is taken in pairs where it can.
 [[maybe_unused]] bool has_pairs(const Layer& layer) { return layer.group % 2 == 0 || layer.group >= layer.in; }
 
+#if defined(DLINFER_HAS_INT4_TILES)
+constexpr int64_t kTileRows = 5;  // of x, fewer of which are bound by reading the weight
+
+template <class Tiles, Numbers kNumbers, class T>
+void multiply_tiles(const Layer& layer, const Rows& x, void* out) {
+  TileInputs<Tiles> inputs(layer, x.count);
+  inputs.pack(static_cast<const T*>(x.tensor.const_data_ptr()), x.stride, layer);
+  Product<Tiles, kNumbers, TileInputs<Tiles>>(layer, inputs, out, kKind<T>).run();
+}
+#endif
+
 #if defined(DLINFER_HAS_INT4_ROUNDED)
 constexpr int64_t kRoundedRows = 33;  // of x, fewer of which are bound by reading the weight
 
@@ -66,6 +77,9 @@ bool can_round(const Layer& layer, int64_t rows) {
 
 template <class T>
 void multiply_rounded(const Layer& layer, const Rows& x, void* out) {
+#if defined(DLINFER_HAS_INT4_TILES)
+  if (tiles_granted()) return multiply_tiles<RoundedTiles, Numbers::kWhole, T>(layer, x, out);
+#endif
   RoundedInputs inputs(layer, x.count);
   inputs.pack(static_cast<const T*>(x.tensor.const_data_ptr()), x.stride, layer);
   Product<RoundedTiles, Numbers::kWhole, RoundedInputs>(layer, inputs, out, kKind<T>).run();
@@ -80,6 +94,11 @@ void multiply(const Layer& layer, const Rows& x, void* out, [[maybe_unused]] boo
 #if defined(DLINFER_HAS_INT4_ROUNDED)
     if constexpr (kNumbers == Numbers::kWhole) {
       if (rounds && can_round(layer, x.count)) return multiply_rounded<T>(layer, x, out);
+    }
+#endif
+#if defined(DLINFER_HAS_INT4_TILES)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (x.count >= kTileRows && tiles_granted()) return multiply_tiles<PairTiles, kNumbers, T>(layer, x, out);
     }
 #endif
 #if defined(DLINFER_HAS_INT4_PAIRS)

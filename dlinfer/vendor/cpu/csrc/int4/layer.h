@@ -96,6 +96,16 @@ class Scratch {
   std::unique_ptr<char[]> memory_;
 };
 
+template <class T>
+float sum_of(const T* from, int64_t count) {
+  Floats lanes{};
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) lanes = lanes + widen(from + at);
+  if (at < count) lanes = lanes + widen_part(from + at, count - at);
+  sum_lanes<1>(&lanes);
+  return lanes[0];
+}
+
 // Rows of x, `rows` of them side by side for each row of the weight, or each two of them; and the sums of each row over
 // each strip.
 template <class Tiles>
@@ -141,13 +151,7 @@ class Inputs {
   void add_up(const T* row, const Layer& layer, float* sums) {
     for (int64_t strip = 0; strip < strips; ++strip) {
       const Span span = span_of(layer, strip);
-      const T* const from = row + span.begin;
-      Floats lanes{};
-      int64_t at = 0;
-      for (; at + kLanes <= span.depth; at += kLanes) lanes = lanes + widen(from + at);
-      if (at < span.depth) lanes = lanes + widen_part(from + at, span.depth - at);
-      sum_lanes<1>(&lanes);
-      sums[strip] = lanes[0];
+      sums[strip] = sum_of(row + span.begin, span.depth);
     }
   }
 

@@ -7,6 +7,7 @@
 
 #include "int4/layer.h"
 #include "int4/rounded.h"
+#include "int4/tile_inputs.h"
 
 namespace dlinfer::int4 {
 
@@ -21,6 +22,14 @@ constexpr int64_t kWidePiece = 16;  // blocks
 constexpr int64_t kPiecesPerThread = 4;
 
 constexpr int64_t kChunkRows = 256;  // of x, for which the weight is widened once
+
+// Whether rows of x are for the tiles of AMX.
+template <class In>
+constexpr bool kInTiles = false;
+#if defined(DLINFER_HAS_INT4_TILES)
+template <class Tiles>
+constexpr bool kInTiles<TileInputs<Tiles>> = true;
+#endif
 
 template <class Tiles, Numbers kNumbers, int kRows, int kTileNibbles = tile_nibbles(kRows)>
 void tile(const Strip& strip, const typename Tiles::X* x, Next next, const Finish& to) {
@@ -77,7 +86,7 @@ class Product {
       : layer_(layer), x_(x), out_(out), kind_(kind), blocks_(layer.blocks()) {}
 
   void run() const {
-    if constexpr (Tiles::kFewRows > 0) {
+    if constexpr (Tiles::kFewRows > 0 && !kInTiles<In>) {
       if (x_.count <= Tiles::kFewRows) return few();
     }
     many();
@@ -241,10 +250,15 @@ class Product {
     const int64_t chunk = (tiles + passes - 1) / passes * x_.rows, chunks = (x_.count + chunk - 1) / chunk;
     parallel_for(0, chunks * blocks_, 1, [&](int64_t begin, int64_t end) {
       const int64_t most = std::min(chunk, x_.count);
-      const Scratch sums(most * kColumns * int64_t(sizeof(float))), panel(2 * kStripRows * int64_t(sizeof(Floats)));
+      const Scratch sums(most * kColumns * int64_t(sizeof(float))), panel(4 * kStripRows * int64_t(sizeof(Floats)));
       for (; begin < end; ++begin) {
         const int64_t first = begin / blocks_ * chunk;
-        block_of_many(begin % blocks_, first, std::min(chunk, x_.count - first), sums.as<Floats>(), panel.as<Floats>());
+        const int64_t rows = std::min(chunk, x_.count - first);
+        if constexpr (kInTiles<In>) {
+          tiles_of_many(begin % blocks_, first, rows, sums.as<Floats>(), panel.as<Floats>());
+        } else {
+          block_of_many(begin % blocks_, first, rows, sums.as<Floats>(), panel.as<Floats>());
+        }
       }
     });
   }
@@ -274,6 +288,34 @@ class Product {
       }
     }
     for (int64_t m = 0; m < rows; ++m) store(first + m, block, sums + m * kNibbles);
+  }
+
+  // The same with the tiles of AMX.
+  void tiles_of_many([[maybe_unused]] int64_t block, [[maybe_unused]] int64_t first, [[maybe_unused]] int64_t rows,
+                     [[maybe_unused]] Floats* sums, [[maybe_unused]] Floats* panel) const {
+#if defined(DLINFER_HAS_INT4_TILES)
+    const TileRegisters registers(kWholeTiles);
+    std::fill_n(sums, rows * kNibbles, Floats{});
+    for (int64_t strip = 0; strip < x_.strips; ++strip) {
+      const Span span = span_of(layer_, strip);
+      const Strip weight = strip_of(span, block);
+      const int64_t registers_of_x = (span.depth + Tiles::kRowsOfX - 1) / Tiles::kRowsOfX, steps = In::steps(span);
+      Floats scales[kNibbles], less[kNibbles];
+      load_group(span.group, block, scales, less);
+      const Span next = strip + 1 < x_.strips ? span_of(layer_, strip + 1) : Span{span.group, span.begin, 0};
+      const Strip later = strip_of(next, block);
+      TileStrip<Tiles> product(x_, strip, first, rows, scales, less, sums);
+      for (int nibble = 0; nibble < kNibbles; nibble += 2) {
+        Floats* const widened = panel + nibble / 2 % 2 * 2 * kStripRows;
+        Tiles::template widen<kNumbers>(weight, nibble, widened);
+        std::fill(widened + 2 * registers_of_x, widened + 2 * kTile * steps, Floats{});
+        for (int64_t k = nibble / 2; k < later.depth; k += 4) __builtin_prefetch(later.words + k * later.stride, 0, 2);
+        memory_is_read();
+        product.multiply(widened, steps, nibble);
+      }
+    }
+    for (int64_t m = 0; m < rows; ++m) store(first + m, block, sums + m * kNibbles);
+#endif
   }
 
   void store(int64_t row, int64_t block, const Floats* sums) const {

@@ -165,12 +165,7 @@ class RoundedInputs {
     });
   }
 
-  int64_t count, strips, rows;
-
- private:
-  static constexpr int64_t kRowsPerThread = 8;  // fewer are rounded before another thread has begun
-  static constexpr float kLeast = 1e-35f;       // below it a number is none: 127 / it is infinite
-
+  // Rounds numbers: four of them to a word, and the next word `side` words on.
   template <class T>
   static void round(const T* from, int64_t depth, uint32_t* words, int64_t side, float* sum, float* scale) {
     // The bits of absolute values are in their order, and NaN comes last.
@@ -194,6 +189,12 @@ class RoundedInputs {
     *sum = float(_mm512_reduce_add_epi32(total));
     *scale = is_nothing ? 0.0f : largest / 127.0f;
   }
+
+  int64_t count, strips, rows;
+
+ private:
+  static constexpr int64_t kRowsPerThread = 8;  // fewer are rounded before another thread has begun
+  static constexpr float kLeast = 1e-35f;       // below it a number is none: 127 / it is infinite
 
   template <class T, class Each>
   static void for_registers(const T* from, int64_t depth, const Each& each) {
