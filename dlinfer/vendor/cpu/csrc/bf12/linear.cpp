@@ -3,8 +3,9 @@
 // order. It leaves more rows than max_inputs() (limits.h) to AMX tiles or torch's product. It leaves a bias with gaps
 // to torch's product; here such a bias is copied.
 //
-// Few rows of x meet rows of the weight that were unpacked into a cache. For more rows than few_rows.h takes, the
-// weight is unpacked into memory, and linear/ does the rest. That memory is used again by the next such layer.
+// Few rows of x meet rows of the weight that were unpacked into a cache, and with AMX many rows do as well. For more rows
+// than few_rows.h takes, the weight is unpacked into memory, and linear/ does the rest. That memory is used again by the
+// next such layer.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -22,6 +23,8 @@
 #include "linear/limits.h"
 #include "linear/linear.h"
 #include "linear/panels.h"
+#include "linear/tile_results.h"
+#include "tiles/work.h"
 
 namespace dlinfer::bf12 {
 namespace {
@@ -53,14 +56,62 @@ void multiply(const PackedWeight& weight, Rows<const BFloat16> x, int64_t column
   });
 }
 
+#if defined(DLINFER_HAS_TILES)
+struct Source {
+  const Matrix& matrix;
+  Exponents exponents;
+};
+
+void unpack_rows(const void* source, int64_t first, int64_t count, int64_t column, int64_t width, int64_t stride,
+                 tiles::Byte* to) {
+  static_assert(tiles::kDepthUnit * tiles::kWidth == kGroup * sizeof(BFloat16));
+  const auto& [matrix, exponents] = *static_cast<const Source*>(source);
+  const int64_t begin = column / sizeof(BFloat16), numbers = width / sizeof(BFloat16);
+  for (int64_t row = 0; row < count; row += kStrip, to += kStrip * stride) {
+    const int64_t strip = (first + row) / kStrip;
+    Exceptions exceptions = matrix.exceptions(strip);
+    exceptions.skip(begin);
+    unpack_strip(matrix.group(strip, begin), exponents, begin, numbers, exceptions, reinterpret_cast<uint16_t*>(to),
+                 stride / sizeof(BFloat16));
+  }
+}
+
+// The product by tiles, each panel of the weight unpacked as it is needed.
+void multiply_in_tiles(const Matrix& matrix, Rows<const BFloat16> x, const BFloat16* bias, bool gated, BFloat16* out) {
+  const Source source{matrix, Exponents(matrix.base())};
+  const Rows<const tiles::Byte> memory{matrix.strip(0), matrix.strip_bytes() / kStrip, matrix.rows()};
+  const tiles::Panels panels{memory, gated, unpack_rows, &source};
+  const int64_t features = panels.features();
+  tiles::multiply<tiles::Type::kBFloat16, tiles::BFloat16Job>(
+      tiles::as_bytes(x), matrix.columns() * sizeof(BFloat16), {{panels, bias, {out, features, x.count}}});
+}
+#endif
+
+// Whether so many rows of x are for tiles. Fewer are bound by reading the weight.
+bool tiles_take([[maybe_unused]] int64_t inputs) {
+#if defined(DLINFER_HAS_TILES)
+  constexpr int64_t kFewest = 6;
+  return inputs >= kFewest && tiles_granted();
+#else
+  return false;
+#endif
+}
+
 Tensor linear_bf12(Tensor x, Tensor weight, MaybeTensor bias, int64_t out_features) {
   check(x, weight, bias, out_features);
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x);
   const Matrix matrix(weight, out_features, columns);
-  if (inputs > max_packed_inputs()) return linear(x, unpacked(matrix), bias);
+  if (inputs > max_packed_inputs() && !tiles_take(inputs)) return linear(x, unpacked(matrix), bias);
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, out_features);
+#if defined(DLINFER_HAS_TILES)
+  if (tiles_take(inputs)) {
+    multiply_in_tiles(matrix, {data(x), layers::row_stride(x), inputs}, bias ? data(*bias) : nullptr, false,
+                      static_cast<BFloat16*>(out.mutable_data_ptr()));
+    return out;
+  }
+#endif
   multiply(PackedWeight(matrix), {data(x), layers::row_stride(x), inputs}, columns, bias ? data(*bias) : nullptr,
            static_cast<BFloat16*>(out.mutable_data_ptr()));
   return out;
@@ -71,12 +122,19 @@ Tensor linear_bf12_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias, int64
   STD_TORCH_CHECK(out_features % 2 == 0, "linear_bf12_silu_and_mul: weight is [2 * intermediate, in_features]");
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x), features = out_features / 2;
   const Matrix matrix(weight, out_features, columns);
-  if (inputs > max_packed_inputs() || features % kStrip != 0) {
+  if ((inputs > max_packed_inputs() && !tiles_take(inputs)) || features % kStrip != 0) {
     return by_torch("dlinfer_cpu::silu_and_mul", linear_bf12(x, weight, bias, out_features));
   }
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, features);
+#if defined(DLINFER_HAS_TILES)
+  if (tiles_take(inputs)) {
+    multiply_in_tiles(matrix, {data(x), layers::row_stride(x), inputs}, bias ? data(*bias) : nullptr, true,
+                      static_cast<BFloat16*>(out.mutable_data_ptr()));
+    return out;
+  }
+#endif
   multiply_gated(PackedWeight(matrix), {data(x), layers::row_stride(x), inputs}, columns,
                  bias ? data(*bias) : nullptr, static_cast<BFloat16*>(out.mutable_data_ptr()));
   return out;

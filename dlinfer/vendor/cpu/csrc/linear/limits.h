@@ -127,8 +127,8 @@ inline bool takes_inputs(torch::headeronly::ScalarType dtype, int64_t inputs) {
   return dtype == ScalarType::Half && few >= 0 && kTakesBlocks<Half>;
 }
 
-// The most rows of x that few_rows.h takes of a packed weight. Tiles and torch read plain ones, and to unpack a weight
-// into memory takes longer than to read it, so that only many rows pay for it.
+// The most rows of x that few_rows.h takes of a packed weight where there are no tiles. torch reads plain ones, and to
+// unpack a weight into memory takes longer than to read it, so that only many rows pay for it.
 inline int64_t max_packed_inputs() {
   constexpr int64_t kFewest = 32;
   return std::max(max_inputs(torch::headeronly::ScalarType::BFloat16), kFewest);

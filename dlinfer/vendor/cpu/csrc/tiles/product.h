@@ -38,6 +38,7 @@ constexpr int kPanel = 2 * kTile;                          // rows of the weight
 constexpr int kBlockSums = kPanel * kPanel;
 constexpr int64_t kPartSteps = 16;                         // tiles along a part: 32 KiB of a panel
 constexpr int64_t kDepthTiles = 512 * 32;                  // rows of x times tiles along a depth: 1 MiB
+constexpr int64_t kDepthUnit = 4;                          // tiles
 constexpr int64_t kGroup = 8;                              // panels whose sums are kept from depth to depth
 constexpr int64_t kMaxPacked = 8 << 20;                    // bytes of a chunk of x, but for the fewest rows
 constexpr int64_t kFewestInputs = 128, kMostInputs = 512;  // rows of a chunk
@@ -55,22 +56,25 @@ Buffer<T> buffer(int64_t count) {
   return Buffer<T>(static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))));
 }
 
-// The cutting of columns: `count` depths of `longest` tiles, and the last one may be shorter; the fewer rows x has, the
-// longer. That changes no bit of a sum, which goes on where the depth before left it.
+inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// The cutting of columns: `count` depths of `longest` tiles, a multiple of kDepthUnit, and the last one may be shorter;
+// the fewer rows x has, the longer. That changes no bit of a sum, which goes on where the depth before left it.
 struct Depths {
   Depths(int64_t columns, int64_t rows)
       : columns(columns),
         tiles(std::max<int64_t>((columns + kWidth - 1) / kWidth, 1)),
-        count((tiles * std::max<int64_t>(rows, kTile) + kDepthTiles - 1) / kDepthTiles),
-        longest((tiles + count - 1) / count) {}
-  int64_t columns, tiles, count, longest;
+        longest(kDepthTiles / std::max<int64_t>(rows, kTile)),
+        count((tiles + longest - 1) / longest) {
+    longest = round_up((tiles + count - 1) / count, kDepthUnit);
+    count = (tiles + longest - 1) / longest;
+  }
+  int64_t columns, tiles, longest, count;
   int64_t steps(int64_t depth) const { return std::min(longest, tiles - depth * longest); }
   int64_t width(int64_t depth) const {
     return std::min(steps(depth) * kWidth, columns - depth * longest * kWidth);
   }
 };
-
-inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Where the tiles of 16 rows of x from `row` on begin in the packed x of `rows` rows: those of a depth stand together.
 inline int64_t packed_at(const Depths& depths, int64_t rows, int64_t depth, int64_t row) {
@@ -99,11 +103,19 @@ inline void pack(Rows<const Byte> x, const Depths& depths, int64_t row, Byte* pa
   }
 }
 
+// A function that unpacks rows of a weight: `count` rows from `first` on, and of each `width` bytes from `column` on,
+// which is a multiple of kDepthUnit tiles. Rows begin `stride` bytes apart, and may be filled up to there.
+using Unpack = void (*)(const void* source, int64_t first, int64_t count, int64_t column, int64_t width, int64_t stride,
+                        Byte* to);
+
 // The rows of a weight, panel by panel. If it is gated, panels of its first half, the gates, and of its second half, the
 // ups, take turns.
 struct Panels {
   Rows<const Byte> weight;
   bool gated = false;
+  // If given, `weight` is only what is prefetched: the memory of its rows.
+  Unpack unpack = nullptr;
+  const void* source = nullptr;
 
   int64_t features() const { return gated ? weight.count / 2 : weight.count; }  // of a row of the result
   int64_t feature(int64_t panel) const { return (gated ? panel / 2 : panel) * kPanel; }
@@ -194,22 +206,42 @@ void block_of_tiles(const Factors& of, bool add, Rows<const Byte> ahead, Rows<By
   }
 }
 
+// Rows that are a multiple of this apart share so few places in the first-level cache that a part of a panel does not
+// stay there. Copied, they are a little farther apart.
+constexpr int64_t kCrowded = 2048, kApart = 256;
+constexpr int64_t kSeldom = 8;  // blocks, for which a copy does not pay
+
 // The memory of a thread, which it keeps.
 struct Scratch {
   Buffer<float> sums = buffer<float>(kMostInputs * kGroup * kPanel);  // of a group: 0.5 MiB
-  Buffer<Byte> panel = buffer<Byte>(kPanel * kDepthTiles / kTile * kWidth);  // a depth of it: 1 MiB
+  Buffer<Byte> panel = buffer<Byte>(kPanel * (kDepthTiles / kTile * kWidth + kApart));  // a depth of it: 1 MiB
 };
 
-// A copy of a panel's columns, with zeros where `rows` or `width` end, for tiles that would reach beyond the weight.
-inline const Byte* padded(Rows<const Byte> rows, int64_t width, int64_t padded_width, Byte* panel) {
-  Byte* to = panel;
-  for (int64_t r = 0; r < kPanel; ++r, to += padded_width) {
-    const int64_t exist = r < rows.count ? width : 0;
-    std::copy_n(rows.data + r * rows.stride, exist, to);
-    std::fill(to + exist, to + padded_width, Byte(0));
+// A panel's rows, with zeros where they or `width` end, for tiles that would reach beyond the weight.
+struct Panel {
+  const Byte* data;
+  int64_t stride;
+};
+
+// The columns of a panel for `steps` tiles. often: whether each is read several times.
+inline Panel panel_of(const Panels& panels, int64_t panel, int64_t column, int64_t width, int64_t steps, bool often,
+                      Byte* memory) {
+  const int64_t first = panels.first(panel), count = panels.rows(panel), whole = round_up(steps * kWidth, 4 * kWidth);
+  const int64_t given = panels.weight.stride, stride = whole + (whole % kCrowded == 0 ? kApart : 0);
+  const Byte* const from = panels.weight.data + first * given + column;
+  if (panels.unpack) {
+    panels.unpack(panels.source, first, count, column, width, stride, memory);
+  } else if (count == kPanel && width == steps * kWidth && !(often && given % kCrowded == 0)) {
+    return {from, given};
+  } else {
+    for (int64_t r = 0; r < count; ++r) {
+      std::copy_n(from + r * given, width, memory + r * stride);
+      std::fill(memory + r * stride + width, memory + r * stride + whole, Byte(0));
+    }
   }
+  std::fill(memory + count * stride, memory + kPanel * stride, Byte(0));
   memory_is_read();
-  return panel;
+  return {memory, stride};
 }
 
 // All blocks of the rows of x from `first` on, `count` of them, and of the panels `begin` to `end`, at most kGroup. Each
@@ -226,15 +258,7 @@ void group(const Panels& panels, int64_t begin, int64_t end, int64_t behind, con
     const bool last = depth + 1 == depths.count;
 
     for (int64_t panel = begin; panel < end; ++panel) {
-      const Rows<const Byte> rows{weight.data + panels.first(panel) * weight.stride + column, weight.stride,
-                                  panels.rows(panel)};
-      const Byte* from = rows.data;
-      int64_t stride = weight.stride;
-      if (rows.count < kPanel || width < steps * kWidth) {
-        stride = steps * kWidth;
-        from = padded(rows, width, stride, scratch.panel.get());
-      }
-
+      const auto [from, stride] = panel_of(panels, panel, column, width, steps, blocks > kSeldom, scratch.panel.get());
       Rows<const Byte> next{weight.data, weight.stride, 0};
       if (const int64_t after = panel + 1 == end && !last ? begin : panel + 1; after < behind) {
         const int64_t to = panel + 1 < end ? column : last ? 0 : column + steps * kWidth;
@@ -255,7 +279,7 @@ void group(const Panels& panels, int64_t begin, int64_t end, int64_t behind, con
           const Rows<const Byte> fetched{next.data + step * kWidth + ahead * next.stride, next.stride,
                                          ahead_end - ahead};
           float* const sums = scratch.sums.get() + (place * blocks + i) * kBlockSums;
-          const Block block{panel, first + c, rows.count, some, sums, panels.gated ? sums - blocks * kBlockSums : nullptr};
+          const Block block{panel, first + c, panels.rows(panel), some, sums, panels.gated ? sums - blocks * kBlockSums : nullptr};
           const Rows<Byte> out = complete ? finish.memory(block) : Rows<Byte>{};
           (some > kTile ? block_of_tiles<kType, 2, Finish> : block_of_tiles<kType, 1, Finish>)(
               factors, depth + step > 0, fetched, out, finish, sums);
