@@ -19,6 +19,7 @@ from tests.vendor.cpu.test_native import (
     FLOAT32_UNIT,
     library,
     needs_compiler,
+    reason_without_tiles,
     resident_bytes,
     tensor,
 )
@@ -159,12 +160,14 @@ def test_a_part_of_a_larger_weight(rows):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_gives_the_same_bits_in_any_company(dtype, words):
     # Greedy tokens must not depend on who else is in the batch. Few rows have numbers widened by each tile, more
-    # have them widened once for at most 256 rows.
+    # have them widened once for at most 256 rows. AMX takes five rows of bfloat16 and more, in an order of its own.
     x, parts = tensor(0, (300, 400), dtype), weight_of(1, 400, words, 128)
+    few = 4 if dtype is torch.bfloat16 and not reason_without_tiles() else 0
     together = product(x, parts, None, 128)
     for first, rows in ((0, 1), (5, 2), (7, 7), (0, 12), (9, 24), (190, 25), (8, 72), (4, 73), (1, 257)):
-        some = slice(first, first + rows)
-        assert torch.equal(product(x[some], parts, None, 128), together[some])
+        some = product(x[first : first + rows], parts, None, 128)
+        company = product(x[first : first + few], parts, None, 128) if rows <= few else together[first:]
+        assert torch.equal(some, company[:rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

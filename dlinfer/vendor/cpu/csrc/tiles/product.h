@@ -214,7 +214,7 @@ constexpr int64_t kSeldom = 8;  // blocks, for which a copy does not pay
 // The memory of a thread, which it keeps.
 struct Scratch {
   Buffer<float> sums = buffer<float>(kMostInputs * kGroup * kPanel);  // of a group: 0.5 MiB
-  Buffer<Byte> panel = buffer<Byte>(kPanel * (kDepthTiles / kTile * kWidth + kApart));  // a depth of it: 1 MiB
+  Buffer<Byte> panel = buffer<Byte>(kPanel * (kDepthTiles / kTile * kWidth + kApart));  // a depth of it: 2 MiB
 };
 
 // A panel's rows, with zeros where they or `width` end, for tiles that would reach beyond the weight.
