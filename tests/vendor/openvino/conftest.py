@@ -28,8 +28,8 @@ def _skip_known_faults() -> Generator[None, Any, Any]:
     try:
         return (yield)
     except GraphFallbackError as refused:
-        reason = str(refused.fields["reason"])
-        if isinstance(reason, WrongResult):
+        reason: str = refused.fields["reason"]
+        if isinstance(reason, WrongResult):  # str() would make a plain string of it
             pytest.skip(reason)
         level = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
         for levels, said, skipped in _UNDER_A_FORCED_LEVEL:
