@@ -1,15 +1,15 @@
-"""What a step costs that joins a prompt to decoding sequences, against the two steps apart, in LMDeploy's engine.
+"""What a step costs that joins a chunk of a prompt to decoding sequences, against the two steps apart, in LMDeploy's
+engine.
 
-    python -m benchmarks.joined_steps [--prompts 32 128 512] [--decoding 1 8 32] [--rounds 9] [--model FOLDER]
+    python -m benchmarks.joined_steps [--chunks 64 128 512] [--decoding 1 8 32] [--rounds 9] [--model FOLDER]
 
-Shape of Qwen2.5-0.5B, with 64 tokens behind each decoding sequence. A round measures each prompt alone, then starts the
-sequences, and sends each prompt while they decode. "of the parts" is the median of the rounds' ratios, joined / (alone
-+ decoding), with its 95 % interval. The last line is JSON.
+Shape of Qwen2.5-0.5B, with 64 tokens behind each decoding sequence. A prompt has three chunks, and the first of them
+never joins. A round measures the other two alone, then starts the sequences and measures them joined. "of the parts" is
+the median of the rounds' ratios, joined / (alone + decoding), with its 95 % interval. The last line is JSON.
 """
 
 import argparse
 import functools
-import os
 import statistics
 import threading
 from typing import Any
@@ -36,6 +36,9 @@ class Steps:
             original(pace, seconds, prompt_tokens, decodes=decodes)
 
         PromptPace.note = note
+        PromptPace.tokens = lambda pace, seconds, *, decodes: self.chunk
+        self.chunk = 0
+        """Prompt tokens of a step, from here on."""
 
     def take(self) -> list[tuple[float, int, bool]]:
         found, self.seen = self.seen, []
@@ -60,54 +63,50 @@ def answer(engine: LMDeploy, prompts: list[int], tokens: int, started: threading
             started.set()
 
 
-def measure(engine: LMDeploy, steps: Steps, prompts: list[int], decoding: int) -> dict[str, Any]:
-    """Seconds of one round: "alone" and "joined" by the tokens of the prompt, and "decoding"."""
+def measure(engine: LMDeploy, steps: Steps, chunk: int, decoding: int) -> dict[str, float]:
+    """Seconds of one round, as medians: "alone", "joined" and "decoding"."""
+    steps.chunk = chunk
     steps.take()
-    for length in prompts:
-        answer(engine, [length], 1)
-    alone = {tokens: seconds for seconds, tokens, decodes in steps.take() if not decodes}
+    answer(engine, [3 * chunk - 1], 1)
+    alone = [seconds for seconds, tokens, _ in steps.take() if tokens == chunk][1:]
     started = threading.Event()
-    long = threading.Thread(
-        target=answer, args=(engine, [BEHIND] * decoding, 8 * len(prompts) + 24, started), daemon=True
-    )
+    long = threading.Thread(target=answer, args=(engine, [BEHIND] * decoding, 32, started), daemon=True)
+    steps.chunk = BEHIND * (decoding + 1)
     long.start()
     started.wait()
+    steps.chunk = chunk
     steps.take()
-    for length in prompts:
-        answer(engine, [length], 1)
+    answer(engine, [3 * chunk - 1], 1)
     found = steps.take()
     long.join()
-    joined = {tokens: seconds for seconds, tokens, decodes in found if tokens and decodes}
+    joined = [seconds for seconds, tokens, decodes in found if tokens == chunk and decodes]
     decoded = [seconds for seconds, tokens, _ in found + steps.take()[:8] if not tokens]
-    return {"alone": alone, "joined": joined, "decoding": statistics.median(decoded)}
+    if not (alone and joined and decoded):
+        raise SystemExit(f"no step joined {chunk} tokens to {decoding} sequences: {found}")
+    parts = {"alone": alone, "joined": joined, "decoding": decoded}
+    return {name: statistics.median(seconds) for name, seconds in parts.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=int, nargs="+", default=[32, 128, 512])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 128, 512], help="tokens, at least 64")
     parser.add_argument("--decoding", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=9)
     add_model_options(parser)
     args = parser.parse_args()
-    os.environ["DLINFER_CPU_STEP_SECONDS"] = "60"  # a prompt is one chunk
-    most = max(args.decoding)
-    engine = LMDeploy(chosen_model(args), False, args.dtype, most + 1, (most + 1) * 8)
+    most = max(args.decoding) + 1
+    engine = LMDeploy(chosen_model(args), False, args.dtype, most, most * 4 + 3 * max(args.chunks) // 64)
     steps, rows = Steps(), []
     for decoding in args.decoding:
-        rounds = [measure(engine, steps, args.prompts, decoding) for _ in range(args.rounds + 1)][1:]
-        for length in args.prompts:
-            whole = [one for one in rounds if length in one["joined"] and length in one["alone"]]
-            if not whole:
-                raise SystemExit(f"no step joined a prompt of {length} tokens to {decoding} sequences")
-            joined = [one["joined"][length] for one in whole]
-            parts = [one["alone"][length] + one["decoding"] for one in whole]
-            row: dict[str, Any] = {"prompt": length, "decoding": decoding}
-            row["alone ms"] = statistics.median(one["alone"][length] for one in whole) * 1e3
-            row["decoding ms"] = statistics.median(one["decoding"] for one in whole) * 1e3
-            row["joined ms"] = statistics.median(joined) * 1e3
-            row["of the parts"] = ratio(joined, parts)
+        for chunk in args.chunks:
+            rounds = [measure(engine, steps, chunk, decoding) for _ in range(args.rounds + 1)][1:]
+            row: dict[str, Any] = {"chunk": chunk, "decoding": decoding}
+            for name in ("alone", "decoding", "joined"):
+                row[f"{name} ms"] = statistics.median(one[name] for one in rounds) * 1e3
+            parts = [one["alone"] + one["decoding"] for one in rounds]
+            row["of the parts"] = ratio([one["joined"] for one in rounds], parts)
             rows.append(row)
     publish("joined steps", rows)
 
