@@ -35,8 +35,8 @@ class Steps:
             self.seen.append((seconds, prompt_tokens, decodes))
             original(pace, seconds, prompt_tokens, decodes=decodes)
 
-        PromptPace.note = note
-        PromptPace.tokens = lambda pace, seconds, *, decodes: self.chunk
+        setattr(PromptPace, "note", note)  # noqa: B010
+        setattr(PromptPace, "tokens", lambda pace, seconds, *, decodes: self.chunk)  # noqa: B010
         self.chunk = 0
         """Prompt tokens of a step, from here on."""
 
@@ -97,7 +97,7 @@ def main() -> None:
     add_model_options(parser)
     args = parser.parse_args()
     most = max(args.decoding) + 1
-    engine = LMDeploy(chosen_model(args), False, args.dtype, most, most * 4 + 3 * max(args.chunks) // 64)
+    engine = LMDeploy(chosen_model(args), False, args.dtype, most, most * 4 + 3 * max(args.chunks) // 64 + 16)
     steps, rows = Steps(), []
     for decoding in args.decoding:
         for chunk in args.chunks:
