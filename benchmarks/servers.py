@@ -1,7 +1,7 @@
 """Requests that arrive together at an OpenAI server: LMDeploy on the vendor cpu against vLLM's CPU build, and against
 other versions of dlinfer.
 
-    python -m benchmarks.servers [--concurrency 4 16 32] [--prompt 1000 --answer 1] [--pairs 5]
+    python -m benchmarks.servers [--concurrency 4 16 32] [--prompt 1000 --answer 2] [--pairs 5]
                                  [--version NAME=CHECKOUT ...] [--under NAME=COMMAND ...] [--no-vllm]
 
 All servers stay loaded and take turns, each with the same threads, weights and prompts. Prompts have 32 to 700 tokens
@@ -16,6 +16,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import math
 import os
 import random
 import shlex
@@ -165,7 +166,8 @@ def rows_of(rounds: dict[str, list[dict[str, Any]]], servers: list[Server]) -> l
         row["ours is faster by"] = ratio([one["seconds"] for one in found], [one["seconds"] for one in ours])
         for kind, title in (("first", "first token s"), ("gap", "between s")):
             for cut in ("p50", "p90", "p99"):
-                row[f"{title} {cut}"] = round(statistics.median(one[kind][cut] for one in found), 3)
+                value = statistics.median(one[kind][cut] for one in found)
+                row[f"{title} {cut}"] = None if math.isnan(value) else round(value, 3)
         row["memory GiB"] = round(server.resident() / 2**30, 2)
         rows.append(row)
     return rows

@@ -3,9 +3,9 @@
 // order. It leaves more rows than max_inputs() (limits.h) to AMX tiles or torch's product. It leaves a bias with gaps
 // to torch's product; here such a bias is copied.
 //
-// Few rows of x meet rows of the weight that were unpacked into a cache, and with AMX many rows do as well. For more rows
-// than few_rows.h takes, the weight is unpacked into memory, and linear/ does the rest. That memory is used again by the
-// next such layer.
+// Few rows of x meet rows of the weight that were unpacked into a cache, and with AMX many rows do as well. Without AMX
+// the weight is unpacked into memory for more rows than few_rows.h takes, and linear/ does the rest. That memory is used
+// again by the next such layer.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -87,8 +87,8 @@ void multiply_in_tiles(const Matrix& matrix, Rows<const BFloat16> x, const BFloa
 }
 #endif
 
-// Whether so many rows of x are for tiles. Fewer are bound by reading the weight.
-bool tiles_take([[maybe_unused]] int64_t inputs) {
+// Returns whether AMX tiles multiply so many rows of x. Fewer are bound by reading the weight.
+bool packed_tiles_take([[maybe_unused]] int64_t inputs) {
 #if defined(DLINFER_HAS_TILES)
   constexpr int64_t kFewest = 6;
   return inputs >= kFewest && tiles_granted();
@@ -101,12 +101,12 @@ Tensor linear_bf12(Tensor x, Tensor weight, MaybeTensor bias, int64_t out_featur
   check(x, weight, bias, out_features);
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x);
   const Matrix matrix(weight, out_features, columns);
-  if (inputs > max_packed_inputs() && !tiles_take(inputs)) return linear(x, unpacked(matrix), bias);
+  if (inputs > max_packed_inputs() && !packed_tiles_take(inputs)) return linear(x, unpacked(matrix), bias);
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, out_features);
 #if defined(DLINFER_HAS_TILES)
-  if (tiles_take(inputs)) {
+  if (packed_tiles_take(inputs)) {
     multiply_in_tiles(matrix, {data(x), layers::row_stride(x), inputs}, bias ? data(*bias) : nullptr, false,
                       static_cast<BFloat16*>(out.mutable_data_ptr()));
     return out;
@@ -122,14 +122,14 @@ Tensor linear_bf12_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias, int64
   STD_TORCH_CHECK(out_features % 2 == 0, "linear_bf12_silu_and_mul: weight is [2 * intermediate, in_features]");
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x), features = out_features / 2;
   const Matrix matrix(weight, out_features, columns);
-  if ((inputs > max_packed_inputs() && !tiles_take(inputs)) || features % kStrip != 0) {
+  if ((inputs > max_packed_inputs() && !packed_tiles_take(inputs)) || features % kStrip != 0) {
     return by_torch("dlinfer_cpu::silu_and_mul", linear_bf12(x, weight, bias, out_features));
   }
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, features);
 #if defined(DLINFER_HAS_TILES)
-  if (tiles_take(inputs)) {
+  if (packed_tiles_take(inputs)) {
     multiply_in_tiles(matrix, {data(x), layers::row_stride(x), inputs}, bias ? data(*bias) : nullptr, true,
                       static_cast<BFloat16*>(out.mutable_data_ptr()));
     return out;

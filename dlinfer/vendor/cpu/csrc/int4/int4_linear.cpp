@@ -58,7 +58,7 @@ void multiply(Layer layer, const Rows& x, void* out) {
 [[maybe_unused]] bool has_pairs(const Layer& layer) { return layer.group % 2 == 0 || layer.group >= layer.in; }
 
 #if defined(DLINFER_HAS_INT4_TILES)
-constexpr int64_t kTileRows = 5;  // of x, fewer of which are bound by reading the weight
+constexpr int64_t kTileRows = 5;  // of x; fewer are bound by reading the weight
 
 template <class Tiles, Numbers kNumbers, class T>
 void multiply_tiles(const Layer& layer, const Rows& x, void* out) {

@@ -107,7 +107,7 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
   }
 }
 
-// Whether so many rows of x are those of the tiles.
+// Returns whether AMX tiles multiply so many rows of x.
 inline bool tiles_take([[maybe_unused]] torch::headeronly::ScalarType dtype, [[maybe_unused]] int64_t inputs) {
 #if defined(DLINFER_HAS_TILES)
   return dtype == torch::headeronly::ScalarType::BFloat16 && tiles_granted() && inputs > max_inputs(dtype);

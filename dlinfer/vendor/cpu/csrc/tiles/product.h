@@ -226,7 +226,7 @@ struct Panel {
 // The columns of a panel for `steps` tiles. often: whether each is read several times.
 inline Panel panel_of(const Panels& panels, int64_t panel, int64_t column, int64_t width, int64_t steps, bool often,
                       Byte* memory) {
-  const int64_t first = panels.first(panel), count = panels.rows(panel), whole = round_up(steps * kWidth, 4 * kWidth);
+  const int64_t first = panels.first(panel), count = panels.rows(panel), whole = round_up(steps, kDepthUnit) * kWidth;
   const int64_t given = panels.weight.stride, stride = whole + (whole % kCrowded == 0 ? kApart : 0);
   const Byte* const from = panels.weight.data + first * given + column;
   if (panels.unpack) {
@@ -244,7 +244,7 @@ inline Panel panel_of(const Panels& panels, int64_t panel, int64_t column, int64
   return {memory, stride};
 }
 
-// All blocks of the rows of x from `first` on, `count` of them, and of the panels `begin` to `end`, at most kGroup. Each
+// Multiplies the rows of x from `first` on, `count` of them, by the panels `begin` to `end`, at most kGroup. Each block
 // goes to `finish` once its sums are ready. The panels up to `behind` come next. `packed` is x, which has x_rows.
 // The order of each sum depends on nothing but the number of columns.
 template <Type kType, class Finish>
@@ -279,7 +279,8 @@ void group(const Panels& panels, int64_t begin, int64_t end, int64_t behind, con
           const Rows<const Byte> fetched{next.data + step * kWidth + ahead * next.stride, next.stride,
                                          ahead_end - ahead};
           float* const sums = scratch.sums.get() + (place * blocks + i) * kBlockSums;
-          const Block block{panel, first + c, panels.rows(panel), some, sums, panels.gated ? sums - blocks * kBlockSums : nullptr};
+          const float* const gates = complete && panels.gated ? sums - blocks * kBlockSums : nullptr;
+          const Block block{panel, first + c, panels.rows(panel), some, sums, gates};
           const Rows<Byte> out = complete ? finish.memory(block) : Rows<Byte>{};
           (some > kTile ? block_of_tiles<kType, 2, Finish> : block_of_tiles<kType, 1, Finish>)(
               factors, depth + step > 0, fetched, out, finish, sums);
