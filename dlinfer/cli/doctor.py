@@ -283,7 +283,7 @@ def _examine(name: str) -> tuple[VendorState, Mapping[str, str]]:
     except Exception as error:  # noqa: BLE001 - loading kernels runs a plugin's code; its failure is the finding
         reason = f"its kernels cannot be loaded: {type(error).__name__}: {error}"
         return _state(vendor, "FAIL", reason, "reinstall the package that provides it"), {}
-    return _state(vendor, "PASS", answer.reason, ""), authors
+    return _state(vendor, "PASS", answer.reason, answer.next_step), authors
 
 
 def _state(vendor: Vendor, state: Literal["PASS", "FAIL"], reason: str, next_step: str) -> VendorState:

@@ -57,7 +57,7 @@ def _supervisor(arguments: argparse.Namespace):
         raise ServeSystemError(system=platform.system())
     try:
         from dlinfer.serve import join, options, placement, router
-        from dlinfer.serve.supervisor import Supervisor
+        from dlinfer.serve.supervisor import Supervisor, check_address
     except ModuleNotFoundError as error:
         raise ServePackageError(what="dlinfer serve", package=error.name) from None
     from dlinfer.vendor.cpu.host import cpus
@@ -82,6 +82,8 @@ def _supervisor(arguments: argparse.Namespace):
             server = server.at(join.local_address(arguments.join))
     elif several:
         router.find()
+    if arguments.join is None:
+        check_address(server.host, server.port)
     return Supervisor(arguments.model, server, placements, key, arguments.join)
 
 

@@ -24,6 +24,13 @@ class ServePackageError(DlinferError, RuntimeError):
     next_step = "run `pip install {package}`; the extra dlinfer[serve] has all packages of dlinfer serve."
 
 
+class ServeAddressError(DlinferError, RuntimeError):
+    """``dlinfer serve`` cannot listen on the address that clients would use."""
+
+    message = "dlinfer serve cannot listen on {host}:{port}: {detail}."
+    next_step = "if another program has the port, choose another one with --server-port."
+
+
 class ServeSystemError(DlinferError, RuntimeError):
     """``dlinfer serve`` runs only on Linux."""
 
@@ -42,9 +49,7 @@ class RouterEndedError(DlinferError, RuntimeError):
     """The router in front of the replicas ended by itself."""
 
     message = "the router ended with status {status}. The end of its log:\n{log}\n"
-    next_step = (
-        "correct the cause that the log names. If the port is in use, choose another one with --server-port."
-    )
+    next_step = "correct the cause that the log names."
 
 
 class JoinError(DlinferError, RuntimeError):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.serve.control import Control, Joined
+from dlinfer.serve.errors import ServeAddressError
 from dlinfer.serve.join import Membership
 from dlinfer.serve.options import ServerOptions
 from dlinfer.serve.placement import Placement
@@ -202,6 +203,18 @@ class Supervisor:
             replica.kill()
         if self._router is not None:
             await self._router.kill()
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise ServeAddressError if nothing can listen on this address. Otherwise users would wait for the model first."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+            tried.listen()
+    except OSError as error:
+        raise ServeAddressError(host=host, port=port, detail=error.strerror or str(error)) from error
 
 
 _held: list[socket.socket] = []

@@ -107,7 +107,7 @@ class Probe:
 
     available: whether it can run.
     reason: why not, or the device that was found.
-    next_step: advice to the user if not.
+    next_step: advice to the user if it cannot run, or not well.
     """
 
     available: bool

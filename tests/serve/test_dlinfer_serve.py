@@ -122,6 +122,16 @@ def test_errors_and_bodies_pass_unchanged(serve: Serve):
         assert json.loads(caught.value.read())["message"] == f"error {status}"
 
 
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_a_port_in_use_is_an_error_before_anything_starts(serve: Serve, replicas: str):
+    where = ["--server-name", "127.0.0.1", "--server-port", str(serve.port)]
+    command = [sys.executable, "-m", "tests.serve.stub_serve", "model", *where, "--replicas", replicas]
+    with ProcessTree(command) as second:
+        assert second.process.wait(60) == 2
+        assert f"cannot listen on 127.0.0.1:{serve.port}: Address already in use" in second.output()
+        assert "replica 0" not in second.output()
+
+
 def test_paths_of_one_server_are_refused(serve: Serve):
     for path in ("/sleep", "/update_weights", "/distserve/engine_info"):
         with pytest.raises(urllib.error.HTTPError) as caught:

@@ -11,7 +11,14 @@ from dlinfer.vendor.device import Device
 def _probe() -> Probe:
     import torch
 
-    return Probe(True, f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
+    from dlinfer.vendor.cpu import native
+
+    found = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    if missing := native.missing_compiler():
+        return Probe(
+            True, f"{found}; plain torch runs in place of the C++ kernels: {missing}", "apt install g++"
+        )
+    return Probe(True, found)
 
 
 def _kernels() -> Mapping[str, Kernel]:

@@ -67,6 +67,17 @@ def library_name() -> str:
         return ""
 
 
+def missing_compiler() -> str:
+    """Return why no library can be made; empty if the wheel has one for this CPU and torch, or a compiler is there."""
+    if _ready() is not None:
+        return ""
+    try:
+        _compiler()
+    except BuildError as error:
+        return str(error)
+    return ""
+
+
 _names: dict[tuple[str, ...], str] = {}  # cached, since running a compiler takes time
 
 

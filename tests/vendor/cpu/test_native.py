@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from dlinfer.graph.cache.fingerprint import cpu_flags
 from dlinfer.settings import current
-from dlinfer.vendor.cpu import isa, native
+from dlinfer.vendor.cpu import VENDOR, isa, native
 
 REPOSITORY = Path(__file__).parents[3]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -633,6 +633,9 @@ class TestReasons:
             native.why_not(tmp_path)
             == "no C++ compiler (c++, g++, clang++) is installed; install one, or set CXX"
         )
+        probed = VENDOR.probe()
+        assert (probed.available, probed.next_step) == (True, "apt install g++")
+        assert "plain torch runs in place of the C++ kernels: no C++ compiler" in probed.reason
 
     def test_the_named_compiler_is_missing(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-compiler -m64")
