@@ -7,7 +7,7 @@ from typing import Any
 from dlinfer.graph.ir.flops import share
 from dlinfer.graph.report.report import FIRST_CALL, LOADED, GraphReport
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)

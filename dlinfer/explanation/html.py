@@ -77,8 +77,7 @@ def _tables(graph: GraphReport) -> Iterable[str]:
         for c in region.clusters
     ]
     regions = [
-        (region.name, region.engine, region.nodes, region.reason, "; ".join(region.notes))
-        for region in graph.regions
+        (region.name, region.engine, region.nodes, "; ".join(region.notes)) for region in graph.regions
     ]
     passes = [
         (item.name, item.why, len(item.edits), item.nodes, duration(item.seconds)) for item in graph.passes
@@ -103,7 +102,7 @@ def _tables(graph: GraphReport) -> Iterable[str]:
     yield _table("Passes", ("pass", "why", "edits", "nodes after", "time"), passes)
     yield _table("Edits", ("pass", "what", "removed", "added", "model line"), edits)
     yield _table("Refused matches", ("rule", "node", "reason", "model line"), refused)
-    yield _table("Regions", ("region", "engine", "nodes", "reason not to run it", "notes"), regions)
+    yield _table("Regions", ("region", "engine", "nodes", "notes"), regions)
     yield _table("Clusters", ("cluster", "uses", "elementary nodes", "origin", "time", "reason"), clusters)
     yield _table("Kernels", ("kernel", "how often"), list(graph.kernels().items()))
     yield _table("Symbols", ("symbol", "values", "from"), symbols)

@@ -109,8 +109,7 @@ def _passes(graph: GraphReport) -> Iterator[str]:
 
 def _regions(graph: GraphReport) -> Iterator[str]:
     for region in graph.regions:
-        refused = f", not run in the engine: {region.reason}" if region.reason else ""
-        yield f"{region.name}: {region.nodes} nodes for {region.engine}{refused}"
+        yield f"{region.name}: {region.nodes} nodes for {region.engine}"
         yield from (f"  {note}" for note in region.notes)
 
 

@@ -222,8 +222,8 @@ def default(device_type: str) -> Vendor | None:
     name = settings.current().vendor
     if name and get(name).serves(device_type):
         return get(name)
-    failures: list[DlinferError] = []
-    fitting = [v for v in loadable(failures) if v.serves(device_type) and probe(v).available]
+    vendors, failures = _load_all()
+    fitting = [v for v in vendors if v.serves(device_type) and probe(v).available]
     if failures and settings.current().fallback == "error" and all(v.is_reference for v in fitting):
         failures[0].add_note(
             f"Only the reference is left for device {device_type!r}, and the fallback policy is 'error'. "
@@ -235,17 +235,21 @@ def default(device_type: str) -> Vendor | None:
     return max(providing or fitting, key=lambda v: v.priority, default=None)
 
 
-def loadable(failures: list[DlinferError] | None = None) -> list[Vendor]:
-    """Return every vendor that can be loaded. Warn about each vendor that cannot, and add its error to ``failures``."""
-    vendors = []
+def loadable() -> list[Vendor]:
+    """Return every vendor that can be loaded. Warn about each vendor that cannot."""
+    return _load_all()[0]
+
+
+def _load_all() -> tuple[list[Vendor], list[DlinferError]]:
+    """Return every vendor that can be loaded, and the errors of the others, which also become warnings."""
+    vendors, failures = list[Vendor](), list[DlinferError]()
     for name in names():
         try:
             vendors.append(get(name))
         except (VendorLoadError, VendorClashError) as error:
-            warnings.warn(f"a vendor was skipped: {error}", VendorWarning, stacklevel=2)
-            if failures is not None:
-                failures.append(error)
-    return vendors
+            warnings.warn(f"a vendor was skipped: {error}", VendorWarning, stacklevel=3)
+            failures.append(error)
+    return vendors, failures
 
 
 def kernels_of(vendor: Vendor) -> Mapping[str, Kernel]:

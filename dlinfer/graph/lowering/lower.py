@@ -114,7 +114,7 @@ def _fill(
     """Write the regions, and where each node runs, into the report."""
     counts = [len(part.nodes) for part in divided.parts if part.in_engine]
     report.regions = [
-        RegionReport(name, engine.name, count, "", part.clusters, part.run.source, part.notes)
+        RegionReport(name, engine.name, count, part.clusters, part.run.source, part.notes)
         for count, (name, part) in zip(counts, parts.items(), strict=True)
     ]
     calls = (node for node in graph.nodes if node.op == "call_function")

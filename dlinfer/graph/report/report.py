@@ -88,15 +88,13 @@ class ClusterReport:
 class RegionReport:
     """One region of a graph that an engine compiled.
 
-    reason: the reason why the region does not run in its engine; empty if it does.
-    notes: other facts, a sentence each, such as the weights that the region holds. The list may grow while the region
+    notes: facts, a sentence each, such as the weights that the region holds. The list may grow while the region
         runs.
     """
 
     name: str
     engine: str
     nodes: int
-    reason: str = ""
     clusters: list[ClusterReport] = field(default_factory=list[ClusterReport])
     source: str = ""
     notes: list[str] = field(default_factory=list[str])

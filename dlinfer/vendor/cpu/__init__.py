@@ -13,12 +13,12 @@ def _probe() -> Probe:
 
     from dlinfer.vendor.cpu import native
 
-    found = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    version = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
     if missing := native.missing_compiler():
         return Probe(
-            True, f"{found}; plain torch runs in place of the C++ kernels: {missing}", "apt install g++"
+            True, f"{version}; plain torch runs in place of the C++ kernels: {missing}", "apt install g++"
         )
-    return Probe(True, found)
+    return Probe(True, version)
 
 
 def _kernels() -> Mapping[str, Kernel]:

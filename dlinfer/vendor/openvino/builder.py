@@ -206,7 +206,7 @@ class Builder:
         if kind == ov.Type.boolean:  # Convert would make NaN and -(2**31) false
             return op.not_equal(value, self.scalar(0, source)).output(0)
         if kind == ov.Type.i64 and source.is_real():
-            self._cast_fault(value, source)
+            self._cast_fault(value)
         if kind == ov.Type.i16 and source not in _WITHIN_16_BITS:
             return self._wrapped(value)
         return op.convert(value, kind).output(0)
@@ -218,10 +218,10 @@ class Builder:
             op.bitwise_right_shift(op.bitwise_left_shift(wide, bits), bits), ov.Type.i16
         ).output(0)
 
-    def _cast_fault(self, value: Output, kind: ov.Type) -> None:
+    def _cast_fault(self, value: Output) -> None:
         """Let torch run the graph instead if ``value`` has NaN, or numbers of ``KEPT.cast`` or more.
 
-        value: floats that ``cast`` converts to int64. kind: their type.
+        value: floats that ``cast`` converts to int64.
         """
         inside = op.less(op.abs(self.cast(value, ov.Type.f32)), self.scalar(float(KEPT.cast), ov.Type.f32))
         self.fault(

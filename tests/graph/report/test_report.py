@@ -44,7 +44,7 @@ def whole() -> GraphReport:
             node("view", "view"),
         ],
         outputs=("mm_1",),
-        regions=[RegionReport("region_0", "inductor", 3, "", [ClusterReport("0123abcd", 4, 2, 0.5, "disk")])],
+        regions=[RegionReport("region_0", "inductor", 3, [ClusterReport("0123abcd", 4, 2, 0.5, "disk")])],
         symbols={"s0": "2 and more, x.size()[0]"},
         seconds={"capture": 0.5},
         memory={"weights": 64},
