@@ -233,7 +233,7 @@ def test_results_are_the_models(explained):
 def test_json_round_trip(explained):
     text = explained.to_json()
     found = json.loads(text)
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert (found["fired"], found["coverage"]) == (explained.fired, 1.0)
     again = Explanation.from_json(text)
     assert again == explained
@@ -243,7 +243,7 @@ def test_json_round_trip(explained):
         again.run(torch.ones(3, 8))
 
 
-@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"schema": 2}', '{"schema": 1, "model": "m"}'])
+@pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"schema": 1}', '{"schema": 2, "model": "m"}'])
 def test_other_json_is_refused(text):
     with pytest.raises(ExplanationError):
         Explanation.from_json(text)
