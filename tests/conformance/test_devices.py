@@ -80,3 +80,10 @@ def test_a_compiled_op_and_a_block_on_another_device_fail(monkeypatch):
     block = next(block for block in blocks.BLOCKS if block.name == "block_mlp")
     with torch.no_grad(), pytest.raises(Failed, match="result 0 is on meta, not on cpu"):
         whole.graph(whole.Whole(subject, block, torch.float32))
+
+
+@pytest.mark.parametrize("check", [graphs.graph, lambda case: graphs.dynamic(case, [])])
+def test_a_compiled_op_that_only_writes_has_no_result_to_look_at(check):
+    case = Case(Subject(discovery.use("cpu"), "cpu"), registry()["fill_kv_cache"], torch.float32, "scattered")
+    with torch.no_grad():
+        check(case)
