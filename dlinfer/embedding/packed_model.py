@@ -1,5 +1,6 @@
 """A transformers model over packed texts, as one compiled graph. The graph serves any number of texts and tokens."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,6 @@ class PackedModel(nn.Module):
         table, self._first_position = _positions(base)
         limits = (table, getattr(base.config, "max_position_embeddings", None))
         self.positions: int | None = min((limit for limit in limits if limit), default=None)
-        import inspect
-
         self._takes_types = "token_type_ids" in inspect.signature(type(base).forward).parameters
 
     @classmethod

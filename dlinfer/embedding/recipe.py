@@ -56,8 +56,9 @@ class Recipe:
     activation: the path of the class that turns a logit into a score. None: the sigmoid.
     answers: token ids of "relevant" and "not relevant"; the score is the difference of their logits. The second may be
         None. answers itself is None if the model has a classification head.
-    roles: "flat" or "structured" if pairs go through the tokenizer's chat template as the roles query and document. The
-        word is the form of a message's content. None: the tokenizer joins the texts of a pair.
+    wording: how the texts of a pair are joined. "plain": by the tokenizer. "flat" and "structured": by its chat
+        template, as the roles query and document; the words are the two forms of a message's content. "card": as on the
+        card of Qwen3-Reranker.
     """
 
     task: Task
@@ -72,7 +73,7 @@ class Recipe:
     truncate_dim: int | None = None
     activation: str | None = None
     answers: tuple[int, int | None] | None = None
-    roles: str | None = None
+    wording: str = "plain"
 
     @property
     def normalizes(self) -> bool:
@@ -186,16 +187,16 @@ def _tokenising(recipe: Recipe, folder: Path) -> Recipe:
     for way in modalities.values():
         if way.get("method") != "forward" or way.get("method_output_name") not in (output, [output]):
             _refuse(folder, f"its modality_config {way} is not served", "use sentence-transformers itself.")
-    roles = None
+    wording = "plain"
     if "message" in modalities:
-        roles = str(modalities["message"].get("format") or "flat")
-        if recipe.task == "embed" or roles not in ("flat", "structured"):
+        wording = str(modalities["message"].get("format") or "flat")
+        if recipe.task == "embed" or wording not in ("flat", "structured"):
             _refuse(folder, "its texts go through a chat template", "use sentence-transformers itself.")
     return replace(
         recipe,
         max_length=config.get("max_seq_length"),
         lower_case=bool(config.get("do_lower_case")),
-        roles=roles,
+        wording=wording,
     )
 
 

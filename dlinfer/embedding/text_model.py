@@ -1,6 +1,7 @@
 """``load(folder)`` returns a model that turns texts into vectors, or pairs of texts into scores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,10 +51,14 @@ class TextModel:
     """
 
     def __init__(self, recipe: Recipe, model: Any, batch_tokens: int) -> None:
-        self.recipe, self.batch_tokens = recipe, batch_tokens
+        self.batch_tokens = batch_tokens
         self.dtype: torch.dtype = model.dtype
         self.packed = PackedModel.of(recipe.transformer, model)
         self.tokenizer = Tokenizer(recipe, self.packed.positions, model.config.vocab_size)
+        if recipe.task == "rerank" and recipe.answers is None and model.can_generate():
+            answers = (self.tokenizer.id_of("yes"), self.tokenizer.id_of("no"))
+            recipe = self.tokenizer.recipe = replace(recipe, answers=answers, wording="card")
+        self.recipe = recipe
         if recipe.task == "rerank":
             self._head = head_of(model, recipe)
             self._activation = activation_of(recipe.transformer, recipe.activation or "torch.nn.Sigmoid")

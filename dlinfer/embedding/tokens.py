@@ -94,9 +94,9 @@ class Tokenizer:
         self, pairs: Sequence[tuple[str, str]], prompt: str | None, limit: int | None
     ) -> list[Tokens]:
         """Return the tokens of pairs (query, document). limit: where a pair is cut. None: nowhere."""
-        if self.recipe.roles is not None:
+        if self.recipe.wording in ("flat", "structured"):
             return [self._by_template(query, document, prompt, limit) for query, document in pairs]
-        if self.recipe.answers is not None:
+        if self.recipe.wording == "card":
             return self._by_card(pairs, prompt or _INSTRUCTION, limit)
         queries = [(prompt or "") + query for query, _ in pairs]
         encoded = self._call(queries, [document for _, document in pairs], limit)
@@ -161,7 +161,7 @@ class Tokenizer:
         parts = [("query", query), ("document", document)]
         if prompt:
             parts.insert(0, ("system", prompt))
-        flat = self.recipe.roles == "flat"
+        flat = self.recipe.wording == "flat"
         messages = [
             {"role": role, "content": text if flat else [{"type": "text", "text": text}]}
             for role, text in parts
