@@ -21,10 +21,12 @@ def head_of(model: Any, recipe: Recipe) -> Head:
     if hasattr(model, "score"):
         return "lasttoken", model.score
     pooling = getattr(config, "classifier_pooling", None) or getattr(config, "clf_pooling", None) or "cls"
-    pooling = {"bos": "cls", "late": "late"}.get(pooling, pooling)
+    pooling = "cls" if pooling == "bos" else pooling
     if pooling not in ("cls", "mean"):
         raise EmbeddingFolderError(
-            folder=recipe.transformer, reason=f"its pooling {pooling} is not served", advice="use another model."
+            folder=recipe.transformer,
+            reason=f"its pooling {pooling} is not served",
+            advice="use another model.",
         )
     classifier = model.classifier
     if type(classifier).__name__.endswith("ClassificationHead"):  # it takes [pairs, tokens, size]

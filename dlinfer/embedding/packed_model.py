@@ -57,7 +57,9 @@ class PackedModel(nn.Module):
         new = cls(folder, base)
         rows = new._example()
         with torch.no_grad():
-            expected = torch.cat([base(input_ids=torch.tensor([row.ids])).last_hidden_state[0] for row in rows])
+            expected = torch.cat(
+                [base(input_ids=torch.tensor([row.ids])).last_hidden_state[0] for row in rows]
+            )
         model.set_attn_implementation(packed.NAME)
         optimize(base)
         with torch.no_grad():
@@ -93,7 +95,11 @@ class PackedModel(nn.Module):
         """Return the hidden states of the last layer, [tokens, size]. All tensors but packing's are [tokens] int64."""
         more = {} if token_type_ids is None else {"token_type_ids": token_type_ids[None]}
         out = self.base(
-            input_ids=input_ids[None], position_ids=position_ids[None], packing=packing, return_dict=True, **more
+            input_ids=input_ids[None],
+            position_ids=position_ids[None],
+            packing=packing,
+            return_dict=True,
+            **more,
         )
         return out.last_hidden_state[0]
 
@@ -119,7 +125,9 @@ class PackedModel(nn.Module):
         padding = getattr(config, "pad_token_id", None)
         usable = [token for token in range(min(config.vocab_size, 1000)) if token != padding]
         lengths = [min(length, self.positions or length) for length in _CHECKED_LENGTHS]
-        return [Tokens([usable[(7 * at + length) % len(usable)] for at in range(length)]) for length in lengths]
+        return [
+            Tokens([usable[(7 * at + length) % len(usable)] for at in range(length)]) for length in lengths
+        ]
 
 
 def _positions(base: nn.Module) -> tuple[int | None, int]:

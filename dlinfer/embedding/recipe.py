@@ -33,7 +33,14 @@ _TOKENISING_FILES = tuple(
 )
 _READ = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
 _WITHOUT_EFFECT = {"unpad_inputs", "query_length", "document_length"}
-_ARGUMENTS = {"model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"}
+_ARGUMENTS = {
+    "model_args",
+    "model_kwargs",
+    "tokenizer_args",
+    "processor_kwargs",
+    "config_args",
+    "config_kwargs",
+}
 _ARGUMENTS_WITHOUT_EFFECT = {"attn_implementation", "dtype", "torch_dtype", "trust_remote_code"}
 _TASKS = {
     "feature-extraction": ("embed", "last_hidden_state"),

@@ -104,7 +104,9 @@ class TextModel:
         """
         if self.recipe.task == "embed":
             queries = self.encode([query for query, _ in pairs], prompt_name=prompt_name, prompt=prompt)
-            documents = self.encode([document for _, document in pairs], prompt_name=prompt_name, prompt=prompt)
+            documents = self.encode(
+                [document for _, document in pairs], prompt_name=prompt_name, prompt=prompt
+            )
             return F.cosine_similarity(queries, documents)
         prompt = self.tokenizer.prompt(prompt, prompt_name)
         return self.run_all(self.tokenizer.pairs(pairs, prompt, self.tokenizer.limit))[:, 0]
@@ -180,7 +182,12 @@ def _weights(recipe: Recipe, dtype: str) -> Any:
             _refuse_labels(recipe, config)
     try:
         model, report = kind.from_pretrained(
-            folder, config=config, dtype=DTYPES[dtype], attn_implementation="sdpa", output_loading_info=True, **where
+            folder,
+            config=config,
+            dtype=DTYPES[dtype],
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **where,
         )
     except (OSError, ValueError) as error:
         raise EmbeddingFolderError(

@@ -90,9 +90,7 @@ class Tokenizer:
         encoded = self._call(texts, None, limit)
         return [self._row(encoded, index, skipped) for index in range(len(texts))]
 
-    def pairs(
-        self, pairs: Sequence[tuple[str, str]], prompt: str | None, limit: int | None
-    ) -> list[Tokens]:
+    def pairs(self, pairs: Sequence[tuple[str, str]], prompt: str | None, limit: int | None) -> list[Tokens]:
         """Return the tokens of pairs (query, document). limit: where a pair is cut. None: nowhere."""
         if self.recipe.wording in ("flat", "structured"):
             return [self._by_template(query, document, prompt, limit) for query, document in pairs]
@@ -113,7 +111,9 @@ class Tokenizer:
             )
         return number
 
-    def _call(self, texts: Sequence[str], seconds: Sequence[str] | None, limit: int | None, **how: Any) -> Any:
+    def _call(
+        self, texts: Sequence[str], seconds: Sequence[str] | None, limit: int | None, **how: Any
+    ) -> Any:
         cut: dict[str, Any] = {} if limit is None else {"truncation": "longest_first", "max_length": limit}
         with self._lock:
             return self._tokenizer(
@@ -137,9 +137,7 @@ class Tokenizer:
             self._prompts[prompt] = len(ids) - special
         return self._prompts[prompt]
 
-    def _by_card(
-        self, pairs: Sequence[tuple[str, str]], instruction: str, limit: int | None
-    ) -> list[Tokens]:
+    def _by_card(self, pairs: Sequence[tuple[str, str]], instruction: str, limit: int | None) -> list[Tokens]:
         plain = {"add_special_tokens": False}
         head, tail = self._call([_QUESTION, _ANSWER], None, None, **plain)["input_ids"]
         room = None if limit is None else max(limit - len(head) - len(tail), 1)
@@ -184,7 +182,8 @@ class Tokenizer:
         return self._tails[prompt]
 
     def _lower(self) -> None:
-        from tokenizers.normalizers import Lowercase, Sequence as Normalizers
+        from tokenizers.normalizers import Lowercase
+        from tokenizers.normalizers import Sequence as Normalizers
 
         backend = self._tokenizer.backend_tokenizer
         before = backend.normalizer

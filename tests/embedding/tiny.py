@@ -39,13 +39,18 @@ QWEN_TEMPLATE = (
 def tokenizer(kind: str, limit: int = 128) -> PreTrainedTokenizerFast:
     """A tokenizer with the special tokens of a family: bert, roberta or qwen."""
     names: dict[str, dict[str, Any]] = {
-        "bert": dict(
-            pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
-        ),
-        "roberta": dict(
-            bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>", cls_token="<s>", sep_token="</s>"
-        ),
-        "qwen": dict(pad_token="<|endoftext|>", eos_token="<|im_end|>"),
+        "bert": {
+            "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"
+        },
+        "roberta": {
+            "bos_token": "<s>",
+            "pad_token": "<pad>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+            "cls_token": "<s>",
+            "sep_token": "</s>",
+        },
+        "qwen": {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     }
     special = list(dict.fromkeys(names[kind].values())) + (["<|im_start|>"] if kind == "qwen" else [])
     model: Any
@@ -83,14 +88,26 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "modernbert": (
         "bert",
         "ModernBert",
-        {"local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 0, "max_position_embeddings": 512},
+        {
+            "local_attention": 16,
+            "global_attn_every_n_layers": 2,
+            "pad_token_id": 0,
+            "max_position_embeddings": 512,
+        },
     ),
     "gte": ("roberta", "Gte", {"pad_token_id": 1, "max_position_embeddings": 512}),
     "nomic_bert": ("bert", "NomicBert", {"pad_token_id": 0, "max_position_embeddings": 512}),
     "distilbert": (
         "bert",
         "DistilBert",
-        {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 160, "pad_token_id": 0},
+        {
+            "dim": 64,
+            "hidden_dim": 96,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_position_embeddings": 160,
+            "pad_token_id": 0,
+        },
     ),
     "electra": ("bert", "Electra", {"embedding_size": 32, "max_position_embeddings": 160, "pad_token_id": 0}),
     "eurobert": (
@@ -113,7 +130,7 @@ def build(folder: Path, family: str, head: str = "Model", limit: int = 128, **co
     settings = getattr(transformers, f"{prefix}Config")(**sizes)
     model = getattr(transformers, f"{prefix}{head}")(settings).eval()
     with torch.no_grad():  # biases and norms are trained too
-        for name, parameter in model.named_parameters():
+        for _name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
@@ -127,17 +144,32 @@ def write(folder: Path, name: str, data: Any) -> None:
 
 
 def sentence_files(
-    folder: Path, *pooling: str, normalize: bool = True, old: bool = True, prompts: Any = None, **tokenising: Any
+    folder: Path,
+    *pooling: str,
+    normalize: bool = True,
+    old: bool = True,
+    prompts: Any = None,
+    **tokenising: Any,
 ) -> Path:
     """Add the files of sentence-transformers. old: in the format of version 2, else in that of version 5."""
     where = "sentence_transformers.models"
     kinds = ["Transformer", "Pooling"] + ["Normalize"] * normalize
     modules = [
-        {"idx": at, "name": str(at), "path": "" if kind == "Transformer" else f"{at}_{kind}", "type": f"{where}.{kind}"}
+        {
+            "idx": at,
+            "name": str(at),
+            "path": "" if kind == "Transformer" else f"{at}_{kind}",
+            "type": f"{where}.{kind}",
+        }
         for at, kind in enumerate(kinds)
     ]
     write(folder, "modules.json", modules)
-    names = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
+    names = {
+        "mean": "mean_tokens",
+        "cls": "cls_token",
+        "max": "max_tokens",
+        "weightedmean": "weightedmean_tokens",
+    }
     size = json.loads((folder / "config.json").read_text()).get("hidden_size", 64)
     written: dict[str, Any] = {"word_embedding_dimension": size}
     if old:
@@ -153,7 +185,12 @@ def sentence_files(
 def logit_score_files(folder: Path, message: bool = True) -> Path:
     """Add the files of a reranker that answers with a token, through its chat template."""
     modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {
+            "idx": 0,
+            "name": "0",
+            "path": "",
+            "type": "sentence_transformers.base.modules.transformer.Transformer",
+        },
         {
             "idx": 1,
             "name": "1",

@@ -27,7 +27,7 @@ Answer = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
 
 def create_app(model: TextModel, options: Options) -> FastAPI:
     """Return the application that serves ``model``. It computes while its lifespan lasts."""
-    metrics = Metrics(lambda: queue.waiting())
+    metrics = Metrics(queue.waiting)
     queue = TokenQueue(model.run, options.batch_tokens, options.queue_tokens, metrics.forward)
     service = Service(model, queue, options.name, options.matryoshka)
     created = int(time.time())
@@ -80,7 +80,9 @@ async def _answered(request: Request, kind: type[BaseModel], answer: Answer, ser
         return _error(400, f"{field_of(first)}: {first['msg']}", field_of(first))
     model = getattr(body, "model", None)
     if model not in (None, service.name):
-        return _error(404, f"The model {model!r} does not exist; /v1/models lists it.", "model", "model_not_found")
+        return _error(
+            404, f"The model {model!r} does not exist; /v1/models lists it.", "model", "model_not_found"
+        )
     work = asyncio.create_task(answer(body))
     gone = asyncio.create_task(_disconnected(request))
     try:
@@ -107,7 +109,9 @@ async def _disconnected(request: Request) -> None:
 
 def _refused_key(request: Request, options: Options) -> Response | None:
     key = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not options.api_keys or any(hmac.compare_digest(key.encode(), one.encode()) for one in options.api_keys):
+    if not options.api_keys or any(
+        hmac.compare_digest(key.encode(), one.encode()) for one in options.api_keys
+    ):
         return None
     return _error(401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key")
 

@@ -40,17 +40,27 @@ def _count(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the server's command line."""
-    new = argparse.ArgumentParser("python -m dlinfer.embedding.server", description=__doc__, allow_abbrev=False)
+    new = argparse.ArgumentParser(
+        "python -m dlinfer.embedding.server", description=__doc__, allow_abbrev=False
+    )
     new.add_argument("model", metavar="MODEL", type=Path, help="folder of the model")
     new.add_argument("--server-name", default="0.0.0.0", metavar="HOST", help="address to listen on")
     new.add_argument("--server-port", type=_count, default=23333, metavar="PORT", help="port to listen on")
     new.add_argument("--model-name", metavar="NAME", help="name in requests; the folder's name by default")
-    new.add_argument("--api-keys", nargs="+", default=[], metavar="KEY", help="requests need one of these keys")
+    new.add_argument(
+        "--api-keys", nargs="+", default=[], metavar="KEY", help="requests need one of these keys"
+    )
     new.add_argument("--task", choices=TASKS, help="where the folder's files do not say it")
     new.add_argument("--pooling", metavar="NAME", help="where no file names it: cls, mean, lasttoken, max")
-    new.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="dtype of weights")
     new.add_argument(
-        "--batch-tokens", type=_count, default=2048, metavar="N", help="about how many tokens one forward computes"
+        "--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="dtype of weights"
+    )
+    new.add_argument(
+        "--batch-tokens",
+        type=_count,
+        default=2048,
+        metavar="N",
+        help="about how many tokens one forward computes",
     )
     new.add_argument(
         "--queue-tokens",
@@ -63,6 +73,14 @@ def parser() -> argparse.ArgumentParser:
         "--matryoshka", action="store_true", help="serve `dimensions` though the folder names no such sizes"
     )
     return new
+
+
+def without_address(words: Sequence[str]) -> list[str]:
+    """Return the options without the address, which ``dlinfer serve`` chooses for each server."""
+    address = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    address.add_argument("--server-name")
+    address.add_argument("--server-port")
+    return address.parse_known_args(words)[1]
 
 
 def read(words: Sequence[str]) -> Options:

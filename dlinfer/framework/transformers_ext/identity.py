@@ -17,7 +17,10 @@ def model_identity(module: nn.Module, config: Any) -> str:
     classes = {type(child) for child in module.modules()}
     files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
     code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
-    weights = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    weights = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
     lines = [f"transformers {transformers.__version__}", code, config.to_json_string(use_diff=False)]
     lines += sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
     lines += [f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights]
