@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 EXIT = (
     "All other options go to each server; write MODEL before them. They are options of `lmdeploy serve api_server` or, "
-    "for an embedding model or a reranker, of `python -m dlinfer.embedding.server`. Exit status: 0 after SIGTERM or Ctrl-C, 1 if serving cannot start or cannot continue, 2 if an option is "
-    "refused."
+    "for an embedding model or a reranker, of `python -m dlinfer.embedding.server`. Exit status: 0 after SIGTERM or "
+    "Ctrl-C, 1 if serving cannot start or cannot continue, 2 if an option is refused."
 )
 
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task",
         choices=["generate", "embed", "rerank"],
-        help="what the model is for (default: what its folder's files say); embed and rerank start the embedding server",
+        help="what the model is for, if its folder's files do not say it; embed and rerank start an embedding server",
     )
     parser.set_defaults(server_options=[])
 
@@ -79,7 +79,11 @@ def _supervisor(arguments: argparse.Namespace):
     placements = placement.place(usable.physical(), usable.quota, arguments.replicas)
     several = len(placements) > 1 or arguments.join is not None or arguments.join_key is not None
     task = _task(arguments)
-    server = options.read(arguments.server_options, several) if task is None else _embedding_options(arguments, task)
+    server = (
+        options.read(arguments.server_options, several)
+        if task is None
+        else _embedding_options(arguments, task)
+    )
     key = None if arguments.join_key is None else _secret(arguments.join_key)
     if arguments.join is not None:
         if key is None:

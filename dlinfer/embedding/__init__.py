@@ -1,7 +1,7 @@
 """Embedding models and rerankers: texts to vectors, and pairs of texts to scores.
 
-``load(folder)`` reads a folder as sentence-transformers or transformers saves it. ``python -m dlinfer.embedding.server``
-serves one over HTTP; ``dlinfer serve`` starts it.
+``load(folder)`` reads a folder as sentence-transformers or transformers saves it. ``dlinfer serve`` and
+``python -m dlinfer.embedding.server`` serve one over HTTP.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -13,8 +13,8 @@ Task = Literal["embed", "rerank"]
 TASKS: tuple[Task, ...] = ("embed", "rerank")
 
 ENCODERS = frozenset(
-    "albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert gte jina_embeddings_v3 modernbert mpnet "
-    "new nomic_bert roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl".split()
+    "albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert gte jina_embeddings_v3 modernbert "
+    "mpnet new nomic_bert roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl".split()
 )
 """Values of ``model_type`` of models that generate no text."""
 

@@ -55,7 +55,7 @@ class Recipe:
     """How texts or pairs of texts become results.
 
     task: "embed" or "rerank". transformer: the folder of the weights and the tokenizer.
-    poolings: names of POOLINGS, whose vectors are concatenated. include_prompt: whether tokens of the prompt are pooled.
+    poolings: names of POOLINGS, whose vectors are concatenated. include_prompt: whether the prompt's tokens are pooled.
     steps: (kind, folder) of each module after the pooling. The kind is "Dense" or "Normalize".
     max_length: the number of tokens at which texts are cut. None: the model's own limit.
     prompts: name -> text that is put in front. default_prompt: the name that is used if a call names none.

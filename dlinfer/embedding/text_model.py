@@ -61,6 +61,8 @@ class TextModel:
         self.recipe = recipe
         if recipe.task == "rerank":
             self._head = head_of(model, recipe)
+            # transformers' heads of decoders read the last token that is not the padding token.
+            self._padding = model.config.pad_token_id if hasattr(model, "score") else None
             self._activation = activation_of(recipe.transformer, recipe.activation or "torch.nn.Sigmoid")
         else:
             self._steps = load_steps(recipe.steps, self.dtype)
@@ -141,6 +143,8 @@ class TextModel:
 
     def run(self, rows: Sequence[Tokens]) -> Tensor:
         """Return the results of rows, [rows, size] float32, in one forward."""
+        if self.recipe.task == "rerank" and self._padding is not None:
+            rows = [row.without_end(self._padding) for row in rows]
         hidden, lengths = self.packed.hidden(rows)
         with torch.no_grad():
             if self.recipe.task == "rerank":

@@ -36,6 +36,13 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def without_end(self, token: int) -> "Tokens":
+        """Return the tokens before all equal tokens ``token`` at the end; at least one token."""
+        count = len(self.ids)
+        while count > 1 and self.ids[count - 1] == token:
+            count -= 1
+        return self if count == len(self.ids) else Tokens(self.ids[:count], self.types, self.prompt)
+
 
 class Tokenizer:
     """The tokenizer of a model folder, with the limit of its recipe. Several threads may call it.

@@ -40,7 +40,11 @@ def tokenizer(kind: str, limit: int = 128) -> PreTrainedTokenizerFast:
     """A tokenizer with the special tokens of a family: bert, roberta or qwen."""
     names: dict[str, dict[str, Any]] = {
         "bert": {
-            "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "mask_token": "[MASK]",
         },
         "roberta": {
             "bos_token": "<s>",
@@ -203,7 +207,7 @@ def logit_score_files(folder: Path, message: bool = True) -> Path:
     answers = [words.convert_tokens_to_ids(word) for word in ("yes", "no")]
     write(folder, "1_LogitScore/config.json", {"true_token_id": answers[0], "false_token_id": answers[1]})
     way = {"method": "forward", "method_output_name": "logits"}
-    modalities = {"message": way | {"format": "flat"}} if message else {"text": way}
+    modalities = {"text": way} | ({"message": way | {"format": "flat"}} if message else {})
     tokenising = {"transformer_task": "text-generation", "modality_config": modalities}
     write(folder, "sentence_bert_config.json", tokenising | {"module_output_name": "causal_logits"})
     prompts = {"prompts": {"search": "find passages"}, "default_prompt_name": "search"}

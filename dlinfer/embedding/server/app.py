@@ -27,8 +27,9 @@ Answer = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
 
 def create_app(model: TextModel, options: Options) -> FastAPI:
     """Return the application that serves ``model``. It computes while its lifespan lasts."""
-    metrics = Metrics(queue.waiting)
+    metrics = Metrics()
     queue = TokenQueue(model.run, options.batch_tokens, options.queue_tokens, metrics.forward)
+    metrics.watch(queue.waiting)
     service = Service(model, queue, options.name, options.matryoshka)
     created = int(time.time())
 

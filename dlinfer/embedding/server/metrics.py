@@ -8,9 +8,9 @@ _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """The counters of one server. waiting: returns the number of tokens that wait."""
+    """The counters of one server."""
 
-    def __init__(self, waiting: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "dlinfer:embedding_requests",
@@ -36,8 +36,11 @@ class Metrics:
         self._forwards = Counter(
             "dlinfer:embedding_forward_seconds", "Time in forwards, in seconds.", registry=registry
         )
-        gauge = Gauge("dlinfer:embedding_queue_tokens", "Tokens that wait.", registry=registry)
-        gauge.set_function(waiting)
+        self._waiting = Gauge("dlinfer:embedding_queue_tokens", "Tokens that wait.", registry=registry)
+
+    def watch(self, waiting: Callable[[], int]) -> None:
+        """Count what ``waiting`` returns as the tokens that wait."""
+        self._waiting.set_function(waiting)
 
     def forward(self, tokens: int, rows: int, seconds: float) -> None:
         """Count a forward."""
