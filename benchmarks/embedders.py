@@ -2,8 +2,8 @@
 
     python -m benchmarks.embedders KIND MODEL_FOLDER [JSON]
 
-An order is {"texts": n}. The answer has the seconds, the number of tokens, and as ``alike`` the least cosine between the
-vectors and those of transformers in float32. KIND is one of ``benchmarks.embeddings.KINDS``.
+An order is {"texts": n}. The answer has the seconds, the number of tokens, and as ``alike`` the least cosine between
+the vectors and those of transformers in float32. KIND is one of ``benchmarks.embeddings.KINDS``.
 """
 
 import random

@@ -89,7 +89,12 @@ class Tokenizer:
         return self.recipe.prompts[chosen]
 
     def texts(self, texts: Sequence[str], prompt: str | None, limit: int | None) -> list[Tokens]:
-        """Return the tokens of texts. limit: where a text is cut. None: nowhere."""
+        """Return the tokens of texts. limit: where a text is cut. None: nowhere.
+
+        Raises EmbeddingInputError for a text without tokens.
+        """
+        if not texts:
+            return []
         skipped = 0
         if prompt:
             texts = [prompt + text for text in texts]
@@ -98,7 +103,12 @@ class Tokenizer:
         return [self._row(encoded, index, skipped) for index in range(len(texts))]
 
     def pairs(self, pairs: Sequence[tuple[str, str]], prompt: str | None, limit: int | None) -> list[Tokens]:
-        """Return the tokens of pairs (query, document). limit: where a pair is cut. None: nowhere."""
+        """Return the tokens of pairs (query, document). limit: where a pair is cut. None: nowhere.
+
+        Raises EmbeddingInputError for a pair without tokens.
+        """
+        if not pairs:
+            return []
         if self.recipe.wording in ("flat", "structured"):
             return [self._by_template(query, document, prompt, limit) for query, document in pairs]
         if self.recipe.wording == "card":
@@ -133,6 +143,10 @@ class Tokenizer:
             )
 
     def _row(self, encoded: Any, index: int, prompt: int) -> Tokens:
+        if not encoded["input_ids"][index]:
+            raise EmbeddingInputError(
+                argument="texts", reason=f"text {index} has no tokens", advice="leave it out."
+            )
         types = encoded["token_type_ids"][index] if self._takes_types else None
         return Tokens(encoded["input_ids"][index], types, prompt)
 
