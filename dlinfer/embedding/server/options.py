@@ -7,6 +7,10 @@ from pathlib import Path
 
 from dlinfer.embedding.folder import TASKS, Task
 
+_DESCRIPTION = (
+    "Serve an embedding model or a reranker. `dlinfer serve` starts this server, and takes its options."
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -41,7 +45,7 @@ def _count(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the server's command line."""
     new = argparse.ArgumentParser(
-        "python -m dlinfer.embedding.server", description=__doc__, allow_abbrev=False
+        "python -m dlinfer.embedding.server", description=_DESCRIPTION, allow_abbrev=False
     )
     new.add_argument("model", metavar="MODEL", type=Path, help="folder of the model")
     new.add_argument("--server-name", default="0.0.0.0", metavar="HOST", help="address to listen on")
