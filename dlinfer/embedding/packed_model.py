@@ -26,6 +26,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 class PackedModel(nn.Module):
     """The layers of a model that were loaded by transformers, without its head.
 
+    positions: the most tokens of a text that the model can place. None: any number.
     how: "compiled", "loaded" (from the disk cache) or "eager" (the model cannot be captured); empty before the first
     forward.
     """
@@ -36,9 +37,8 @@ class PackedModel(nn.Module):
         self.how = ""
         self._folder = folder
         self._call: Callable[..., Any] | None = None
-        table, self._first_position = _positions(base)
-        limits = (table, getattr(base.config, "max_position_embeddings", None))
-        self.positions: int | None = min((limit for limit in limits if limit), default=None)
+        self.positions = _limit(base)
+        self._first_position = _positions(base)[1]
         self._takes_types = "token_type_ids" in inspect.signature(type(base).forward).parameters
 
     @classmethod
@@ -55,7 +55,7 @@ class PackedModel(nn.Module):
                 advice="use a model of another family; docs/guides/embeddings.md lists those that are served.",
             )
         new = cls(folder, base)
-        rows = new._example()
+        rows = examples(base)
         with torch.no_grad():
             expected = torch.cat(
                 [base(input_ids=torch.tensor([row.ids])).last_hidden_state[0] for row in rows]
@@ -64,8 +64,7 @@ class PackedModel(nn.Module):
         optimize(base)
         with torch.no_grad():
             hidden = new.hidden(rows)[0]
-        bound = _TOLERANCES[hidden.dtype] * float(expected.abs().max())
-        if not float((hidden - expected).abs().max()) <= bound:
+        if differs(hidden, expected):
             raise EmbeddingFolderError(
                 folder=folder,
                 reason=f"{type(base).__name__} computes something else for packed texts",
@@ -119,15 +118,26 @@ class PackedModel(nn.Module):
         self.how = "loaded" if stored else "compiled"
         return result
 
-    def _example(self) -> list[Tokens]:
-        """Return two texts of arbitrary tokens, which are not the padding token."""
-        config = self.base.config
-        padding = getattr(config, "pad_token_id", None)
-        usable = [token for token in range(min(config.vocab_size, 1000)) if token != padding]
-        lengths = [min(length, self.positions or length) for length in _CHECKED_LENGTHS]
-        return [
-            Tokens([usable[(7 * at + length) % len(usable)] for at in range(length)]) for length in lengths
-        ]
+
+def examples(base: Any) -> list[Tokens]:
+    """Return two texts of arbitrary tokens, which are not the padding token, to compare forwards with."""
+    config = base.config
+    padding = getattr(config, "pad_token_id", None)
+    usable = [token for token in range(min(config.vocab_size, 1000)) if token != padding]
+    lengths = [min(length, _limit(base) or length) for length in _CHECKED_LENGTHS]
+    return [Tokens([usable[(7 * at + length) % len(usable)] for at in range(length)]) for length in lengths]
+
+
+def differs(result: Tensor, expected: Tensor) -> bool:
+    """Return whether a result is not transformers' own, within what the dtype's rounding explains."""
+    bound = _TOLERANCES[expected.dtype] * float(expected.abs().max())
+    return not float((result - expected).abs().max()) <= bound
+
+
+def _limit(base: Any) -> int | None:
+    """Return how many tokens a model can place. None: any number."""
+    limits = (_positions(base)[0], getattr(base.config, "max_position_embeddings", None))
+    return min((limit for limit in limits if limit), default=None)
 
 
 def _positions(base: nn.Module) -> tuple[int | None, int]:

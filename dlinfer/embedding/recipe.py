@@ -57,7 +57,7 @@ class Recipe:
     task: "embed" or "rerank". transformer: the folder of the weights and the tokenizer.
     poolings: names of POOLINGS, whose vectors are concatenated. include_prompt: whether the prompt's tokens are pooled.
     steps: (kind, folder) of each module after the pooling. The kind is "Dense" or "Normalize".
-    max_length: the number of tokens at which texts are cut. None: the model's own limit.
+    max_length: longer texts are cut to this number of tokens. None: the model's own limit.
     prompts: name -> text that is put in front. default_prompt: the name that is used if a call names none.
     truncate_dim: how many numbers of a vector are kept. None: all.
     activation: the path of the class that turns a logit into a score. None: the sigmoid.

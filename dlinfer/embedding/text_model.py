@@ -12,7 +12,7 @@ from torch import Tensor
 from dlinfer.embedding.errors import EmbeddingFolderError, EmbeddingInputError
 from dlinfer.embedding.folder import Task
 from dlinfer.embedding.heads import head_of
-from dlinfer.embedding.packed_model import PackedModel
+from dlinfer.embedding.packed_model import PackedModel, differs, examples
 from dlinfer.embedding.pooling import activation_of, load_steps, pool
 from dlinfer.embedding.recipe import Recipe, read_recipe
 from dlinfer.embedding.tokens import Tokenizer, Tokens
@@ -53,6 +53,8 @@ class TextModel:
     def __init__(self, recipe: Recipe, model: Any, batch_tokens: int) -> None:
         self.batch_tokens = batch_tokens
         self.dtype: torch.dtype = model.dtype
+        rows = examples(model.base_model)
+        expected = _own_logits(model, rows) if recipe.task == "rerank" and not model.can_generate() else None
         self.packed = PackedModel.of(recipe.transformer, model)
         self.tokenizer = Tokenizer(recipe, self.packed.positions, model.config.vocab_size)
         if recipe.task == "rerank" and recipe.answers is None and model.can_generate():
@@ -63,6 +65,12 @@ class TextModel:
             self._head = head_of(model, recipe)
             # transformers' heads of decoders read the last token that is not the padding token.
             self._padding = model.config.pad_token_id if hasattr(model, "score") else None
+            if expected is not None and differs(self._logits(rows), expected):
+                raise EmbeddingFolderError(
+                    folder=recipe.transformer,
+                    reason=f"the head of {type(model).__name__} computes something else for packed texts",
+                    advice="use a model of another family; docs/guides/embeddings.md lists those that are served.",
+                )
             self._activation = activation_of(recipe.transformer, recipe.activation or "torch.nn.Sigmoid")
         else:
             self._steps = load_steps(recipe.steps, self.dtype)
@@ -143,14 +151,10 @@ class TextModel:
 
     def run(self, rows: Sequence[Tokens]) -> Tensor:
         """Return the results of rows, [rows, size] float32, in one forward."""
-        if self.recipe.task == "rerank" and self._padding is not None:
-            rows = [row.without_end(self._padding) for row in rows]
+        if self.recipe.task == "rerank":
+            return self._activation(self._logits(rows).float())
         hidden, lengths = self.packed.hidden(rows)
         with torch.no_grad():
-            if self.recipe.task == "rerank":
-                pooling, head = self._head
-                logits = head(pool(hidden, lengths, (pooling,)).to(self.dtype))
-                return self._activation(logits.float())
             skipped = None
             if not self.recipe.include_prompt and any(row.prompt for row in rows):
                 skipped = torch.tensor([row.prompt for row in rows])
@@ -158,6 +162,21 @@ class TextModel:
             for step in self._steps:
                 vectors = step(vectors)
             return vectors
+
+    def _logits(self, rows: Sequence[Tokens]) -> Tensor:
+        """Return a reranker's logits before the activation, [rows, 1] in the model's dtype or float32."""
+        if self._padding is not None:
+            rows = [row.without_end(self._padding) for row in rows]
+        hidden, lengths = self.packed.hidden(rows)
+        pooling, head = self._head
+        with torch.no_grad():
+            return head(pool(hidden, lengths, (pooling,)).to(self.dtype))
+
+
+def _own_logits(model: Any, rows: Sequence[Tokens]) -> Tensor:
+    """Return the logits of transformers' own forward, one row at a time."""
+    with torch.no_grad():
+        return torch.cat([model(input_ids=torch.tensor([row.ids])).logits for row in rows])
 
 
 def _weights(recipe: Recipe, dtype: str) -> Any:
