@@ -191,9 +191,9 @@ class Tokenizer:
     def _tail(self, prompt: str | None) -> list[int]:
         """Return the tokens that the chat template writes behind any document."""
         if prompt not in self._tails:
-            one, other = (self._rendered(text, text, prompt)[::-1] for text in ("0", "1 2 3 4"))
-            same = list(takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
-            if len(same) == min(len(one), len(other)):
+            first, second = (self._rendered(text, text, prompt)[::-1] for text in ("0", "1 2 3 4"))
+            same = list(takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False)))
+            if len(same) == min(len(first), len(second)):
                 raise EmbeddingFolderError(
                     folder=self.recipe.transformer,
                     reason="its chat template does not write the roles query and document",

@@ -111,7 +111,7 @@ async def _disconnected(request: Request) -> None:
 def _refused_key(request: Request, options: Options) -> Response | None:
     key = request.headers.get("authorization", "").removeprefix("Bearer ")
     if not options.api_keys or any(
-        hmac.compare_digest(key.encode(), one.encode()) for one in options.api_keys
+        hmac.compare_digest(key.encode(), valid.encode()) for valid in options.api_keys
     ):
         return None
     return _error(401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key")

@@ -14,7 +14,7 @@ _DESCRIPTION = (
 
 @dataclass(frozen=True)
 class Options:
-    """What one server serves, and where. ``parser`` describes each option.
+    """A server's options. ``parser`` describes each of them.
 
     model_name: the name in requests and answers; None takes the folder's name.
     """
@@ -89,17 +89,17 @@ def without_address(words: Sequence[str]) -> list[str]:
 
 def read(words: Sequence[str]) -> Options:
     """Return the options of a command line. argparse ends the process if they are wrong."""
-    given = parser().parse_args(words)
+    values = parser().parse_args(words)
     return Options(
-        given.model,
-        given.server_name,
-        given.server_port,
-        given.model_name,
-        tuple(given.api_keys),
-        given.task,
-        given.pooling,
-        given.dtype,
-        given.batch_tokens,
-        given.queue_tokens,
-        given.matryoshka,
+        values.model,
+        values.server_name,
+        values.server_port,
+        values.model_name,
+        tuple(values.api_keys),
+        values.task,
+        values.pooling,
+        values.dtype,
+        values.batch_tokens,
+        values.queue_tokens,
+        values.matryoshka,
     )

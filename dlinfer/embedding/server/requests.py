@@ -8,7 +8,7 @@ Ids = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
 
 
 class _Request(BaseModel):
-    """What all requests have.
+    """The fields of all requests.
 
     model: the name that /v1/models lists. user: not read; OpenAI's clients send it.
     truncate_prompt_tokens: where longer texts are cut; -1 is the model's limit. None follows the model's files.
@@ -57,7 +57,7 @@ class RerankRequest(_Request):
 
     def texts(self) -> list[str]:
         """Return the documents' texts."""
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
 class ScoreRequest(_Request):

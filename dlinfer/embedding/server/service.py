@@ -19,7 +19,7 @@ from dlinfer.embedding.text_model import TextModel
 from dlinfer.embedding.tokens import Tokens
 
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names of a prompt for documents, in the order in which sentence-transformers' ``encode_document`` looks."""
+"""Names of a prompt for documents. The first that the model has is used, as by ``encode_document``."""
 
 
 class Service:
@@ -38,13 +38,13 @@ class Service:
         """Return OpenAI's list of embeddings."""
         self._needs("embed", "/v1/embeddings", "use /v1/rerank or /v1/score.")
         self._check_dimensions(request.dimensions)
-        given: Any = [request.input] if isinstance(request.input, str) else request.input
-        given = [given] if isinstance(given[0], int) else given
-        if isinstance(given[0], str):
+        inputs: Any = [request.input] if isinstance(request.input, str) else request.input
+        inputs = [inputs] if isinstance(inputs[0], int) else inputs
+        if isinstance(inputs[0], str):
             prompt = self.model.tokenizer.prompt(request.prompt, request.prompt_name)
-            rows = await self._texts(given, prompt, request.truncate_prompt_tokens, "input")
+            rows = await self._texts(inputs, prompt, request.truncate_prompt_tokens, "input")
         else:
-            rows = self._ids(given, request.truncate_prompt_tokens)
+            rows = self._ids(inputs, request.truncate_prompt_tokens)
         vectors = self.model.shortened(torch.stack(await self.queue.submit(rows)), request.dimensions)
         data = [
             {"object": "embedding", "index": index, "embedding": _encoded(vector, request.encoding_format)}
@@ -79,7 +79,9 @@ class Service:
 
     async def score(self, request: ScoreRequest) -> dict[str, Any]:
         """Return a score for each pair of texts."""
-        first, second = ([one] if isinstance(one, str) else one for one in (request.text_1, request.text_2))
+        first, second = (
+            [texts] if isinstance(texts, str) else texts for texts in (request.text_1, request.text_2)
+        )
         if len(first) == 1:
             first = first * len(second)
         if len(first) != len(second):
@@ -126,16 +128,16 @@ class Service:
         self._refuse_long(rows, argument)
         return rows
 
-    def _ids(self, given: Sequence[Sequence[int]], cut: int | None) -> list[Tokens]:
+    def _ids(self, inputs: Sequence[Sequence[int]], cut: int | None) -> list[Tokens]:
         vocabulary = self.model.tokenizer.vocabulary
-        if (largest := max(map(max, given))) >= vocabulary:
+        if (largest := max(map(max, inputs))) >= vocabulary:
             raise EmbeddingInputError(
                 argument="input",
                 reason=f"the token id {largest} is not below {vocabulary}",
                 advice="use the model's tokenizer.",
             )
         limit = None if cut is None else self._limit(cut)
-        rows = [Tokens(ids[:limit]) for ids in given]
+        rows = [Tokens(ids[:limit]) for ids in inputs]
         self._refuse_long(rows, "input")
         return rows
 
