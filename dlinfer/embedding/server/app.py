@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -14,10 +15,12 @@ from pydantic import BaseModel, ValidationError
 from dlinfer.embedding.errors import EmbeddingInputError, EmbeddingQueueError
 from dlinfer.embedding.server.metrics import Metrics
 from dlinfer.embedding.server.options import Options
-from dlinfer.embedding.server.requests import EmbeddingRequest, RerankRequest, ScoreRequest, field_of
+from dlinfer.embedding.server.requests import EmbeddingRequest, RerankRequest, ScoreRequest, misfit
 from dlinfer.embedding.server.service import Service
 from dlinfer.embedding.server.token_queue import TokenQueue
 from dlinfer.embedding.text_model import TextModel
+
+logger = logging.getLogger("dlinfer")
 
 _STUCK_SECONDS = 180.0
 """A server whose forward takes longer than this answers /health with 503."""
@@ -78,7 +81,8 @@ async def _answered(request: Request, kind: type[BaseModel], answer: Answer, ser
         body = kind.model_validate_json(await request.body())
     except ValidationError as error:
         first: Any = error.errors(include_url=False, include_context=False)[0]
-        return _error(400, f"{field_of(first)}: {first['msg']}", field_of(first))
+        field, reason = misfit(first)
+        return _error(400, f"{field}: {reason}", field)
     model = getattr(body, "model", None)
     if model not in (None, service.name):
         return _error(
@@ -97,6 +101,11 @@ async def _answered(request: Request, kind: type[BaseModel], answer: Answer, ser
         response = _error(429, str(error), kind="rate_limit_error")
         response.headers["Retry-After"] = str(error.fields["seconds"])
         return response
+    except Exception:
+        logger.exception("a request to %s failed", request.url.path)
+        return _error(
+            500, "the server failed to compute this request; its log has the cause", kind="server_error"
+        )
     finally:
         work.cancel()
         gone.cancel()

@@ -71,7 +71,18 @@ class ScoreRequest(_Request):
     instruction: StrictStr | None = None
 
 
-def field_of(error: dict[str, Any]) -> str:
-    """Return the name of the field that pydantic refused."""
-    place = [str(part) for part in error.get("loc", ()) if part != "body"]
-    return place[0] if place else "body"
+_TEXTS = "a text, or a list of at least one text"
+# Fields of several forms -> the forms. pydantic names only the first form that a value does not have.
+_FORMS = {
+    "input": "a text, the token ids of a text, or a list of at least one of these",
+    "documents": 'a list of at least one text or {"text": ...}',
+    "text_1": _TEXTS,
+    "text_2": _TEXTS,
+}
+
+
+def misfit(error: dict[str, Any]) -> tuple[str, str]:
+    """Return the name of the field that pydantic refused, and why. error: one of ``ValidationError.errors()``."""
+    field = str(next(iter(error["loc"]), "body"))
+    missing = error["type"] == "missing"
+    return field, f"expected {_FORMS[field]}" if field in _FORMS and not missing else error["msg"]

@@ -116,6 +116,15 @@ def test_refused_requests_name_the_field(client: TestClient, body: dict[str, Any
     refused(client.post("/v1/embeddings", json=body), 400, argument, argument)
 
 
+def test_a_failure_has_openais_form(model: TextModel, monkeypatch: pytest.MonkeyPatch):
+    def fail(rows: Any) -> torch.Tensor:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(model, "run", fail)
+    with client_of(model) as client:
+        refused(client.post("/v1/embeddings", json={"input": "a"}), 500, None, "log has the cause")
+
+
 def test_what_is_no_json_and_an_unknown_model(client: TestClient):
     refused(client.post("/v1/embeddings", content=b"{"), 400, "body")
     answer = client.post("/v1/embeddings", json={"model": "other", "input": "a"})
