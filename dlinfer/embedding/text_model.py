@@ -208,7 +208,7 @@ def _weights(recipe: Recipe, dtype: str) -> Any:
             folder,
             config=config,
             dtype=DTYPES[dtype],
-            attn_implementation="sdpa",
+            attn_implementation="eager",
             output_loading_info=True,
             **where,
         )

@@ -13,20 +13,24 @@ from tests.embedding import tiny
 
 
 @pytest.fixture(scope="session")
-def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Code that one test has compiled is loaded by the next; packed models have to be one graph."""
-    folder = fresh_cache(tmp_path_factory.mktemp("embedding-cache"))
-    with settings.override(cache_dir=str(folder), fallback="error"):
-        yield folder
+def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Code that one test has compiled is loaded by the next."""
+    return fresh_cache(tmp_path_factory.mktemp("embedding-cache"))
 
 
 @pytest.fixture(autouse=True)
 def cached(compiled_code: Path) -> Iterator[None]:
+    """Packed models have to be one graph, without a fallback."""
     with settings.override(cache_dir=str(compiled_code), fallback="error"):
         yield
 
 
 Folder = Callable[..., Path]
+
+
+def with_prompts(folder: Path) -> Path:
+    prompts = {"prompts": {"query": "query: ", "document": "passage: "}, "default_prompt_name": "query"}
+    return tiny.sentence_files(folder, "mean", max_seq_length=40, prompts=prompts)
 
 
 @pytest.fixture
@@ -43,8 +47,7 @@ def folder_of(tmp_path: Path) -> Folder:
 @pytest.fixture
 def embedding_folder(folder_of: Folder) -> Path:
     """A BERT that pools the mean, normalises, cuts at 40 tokens, and has prompts."""
-    prompts = {"prompts": {"query": "query: ", "document": "passage: "}, "default_prompt_name": "query"}
-    return tiny.sentence_files(folder_of("bert"), "mean", max_seq_length=40, prompts=prompts)
+    return with_prompts(folder_of("bert"))
 
 
 @pytest.fixture

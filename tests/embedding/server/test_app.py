@@ -20,11 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from torch.nn.functional import cosine_similarity, normalize
 
+from dlinfer import settings
 from dlinfer.embedding import TextModel, load
 from dlinfer.embedding.server.app import create_app
 from dlinfer.embedding.server.options import read
 from tests.embedding import tiny
-from tests.embedding.conftest import Folder
+from tests.embedding.conftest import Folder, with_prompts
 
 TEXTS = [tiny.TEXTS[0], tiny.TEXTS[1], tiny.TEXTS[4]]
 
@@ -36,9 +37,10 @@ def client_of(model: TextModel, *options: str) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.fixture
-def model(embedding_folder: Path) -> TextModel:
-    return load(embedding_folder)
+@pytest.fixture(scope="module")
+def model(compiled_code: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    with settings.override(cache_dir=str(compiled_code), fallback="error"):
+        return load(with_prompts(tiny.build(tmp_path_factory.mktemp("bert"), "bert")))
 
 
 @pytest.fixture
@@ -150,7 +152,8 @@ def test_long_texts(folder_of: Folder):
         assert ids.json()["usage"]["total_tokens"] == 128
 
 
-def test_dimensions(model: TextModel, embedding_folder: Path):
+def test_dimensions(embedding_folder: Path):
+    model = load(embedding_folder)
     with client_of(model, "--matryoshka") as client:
         answer = client.post("/v1/embeddings", json={"input": TEXTS, "dimensions": 16})
         expected = normalize(model.encode(TEXTS)[:, :16], dim=-1)
@@ -265,13 +268,13 @@ class Running:
     """The server on a port, whose forwards wait while ``pause`` is set."""
 
     def __init__(self, model: TextModel, *options: str) -> None:
-        run = model.run
+        self._model, self._run = model, model.run
         self.go = threading.Event()
         self.go.set()
 
         def waiting(rows: Any) -> torch.Tensor:
             assert self.go.wait(60)
-            return run(rows)
+            return self._run(rows)
 
         model.run = waiting
         held = socket.socket()
@@ -291,6 +294,7 @@ class Running:
         self.go.set()
         self._server.should_exit = True
         self._thread.join(60)
+        self._model.run = self._run
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
