@@ -65,7 +65,7 @@ class TextModel:
             self._head = head_of(model, recipe)
             # transformers' heads of decoders read the last token that is not the padding token.
             self._padding = model.config.pad_token_id if hasattr(model, "score") else None
-            if expected is not None and differs(self._logits(rows), expected):
+            if expected is not None and differs(self._logits(rows), expected, scale=1.0):
                 raise EmbeddingFolderError(
                     folder=recipe.transformer,
                     reason=f"the head of {type(model).__name__} computes something else for packed texts",
