@@ -9,6 +9,7 @@ loaded when it is first used:
 - ``dlinfer.errors``: every error that a user can meet.
 - ``dlinfer.compile(module, args)``: compiles ahead of time, with the passes of ``torch.compile(backend="dlinfer")``.
 - ``dlinfer.transformers.optimize(model)``: makes the modules of a Hugging Face model run on the fused ops.
+- ``dlinfer.embedding.load(folder)``: an embedding model or a reranker, for texts and pairs of texts.
 - ``dlinfer.explain(model, *args)``: describes how graph mode compiled a model, as text, JSON or a page.
 - ``dlinfer.refresh(model)``: makes compiled graphs read weights again after writes that torch does not track.
 """
@@ -21,7 +22,7 @@ __version__ = "0.4.0"
 LOADED_AT = time.time_ns()  # no module of the package was loaded before: see graph/cache/sources.py
 
 __all__ = [
-    "__version__", "bundle", "compile", "errors", "explain", "load", "ops", "refresh", "settings",
+    "__version__", "bundle", "compile", "embedding", "errors", "explain", "load", "ops", "refresh", "settings",
     "transformers", "vendor",  # pyright: ignore[reportUnsupportedDunderAll]
 ]  # fmt: skip
 

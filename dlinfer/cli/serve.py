@@ -6,14 +6,18 @@ import logging
 import platform
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlinfer.errors import DlinferError
 from dlinfer.serve.errors import JoinError, ReplicaOptionError, ServePackageError, ServeSystemError
 
+if TYPE_CHECKING:
+    from dlinfer.serve.options import ServerOptions
+
 EXIT = (
-    "All other options are options of `lmdeploy serve api_server` and go to each server; write MODEL before them. "
-    "Exit status: 0 after SIGTERM or Ctrl-C, 1 if serving cannot start or cannot continue, 2 if an option is "
-    "refused."
+    "All other options go to each server; write MODEL before them. They are options of `lmdeploy serve api_server` or, "
+    "for an embedding model or a reranker, of `python -m dlinfer.embedding.server`. Exit status: 0 after SIGTERM or "
+    "Ctrl-C, 1 if serving cannot start or cannot continue, 2 if an option is refused."
 )
 
 
@@ -32,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "file with a secret: machines with the same secret may join this router; with --join, this machine "
             "uses it to join"
         ),
+    )
+    parser.add_argument(
+        "--task",
+        choices=["generate", "embed", "rerank"],
+        help="what the model is for, if its folder's files do not say it; embed and rerank start an embedding server",
     )
     parser.set_defaults(server_options=[])
 
@@ -69,7 +78,12 @@ def _supervisor(arguments: argparse.Namespace):
     usable = cpus.usable_cpus()
     placements = placement.place(usable.physical(), usable.quota, arguments.replicas)
     several = len(placements) > 1 or arguments.join is not None or arguments.join_key is not None
-    server = options.read(arguments.server_options, several)
+    task = _task(arguments)
+    server = (
+        options.read(arguments.server_options, several)
+        if task is None
+        else _embedding_options(arguments, task)
+    )
     key = None if arguments.join_key is None else _secret(arguments.join_key)
     if arguments.join is not None:
         if key is None:
@@ -85,6 +99,32 @@ def _supervisor(arguments: argparse.Namespace):
     if arguments.join is None:
         check_address(server.host, server.port)
     return Supervisor(arguments.model, server, placements, key, arguments.join)
+
+
+def _task(arguments: argparse.Namespace) -> str | None:
+    """Return "embed" or "rerank"; None for a model that generates text, or that is no folder."""
+    from dlinfer.embedding.folder import task_of
+
+    if arguments.task is not None:
+        return None if arguments.task == "generate" else arguments.task
+    folder = Path(arguments.model)
+    return task_of(folder) if folder.is_dir() else None
+
+
+def _embedding_options(arguments: argparse.Namespace, task: str) -> "ServerOptions":
+    """Return the options of embedding servers. argparse ends the process if they are wrong.
+
+    Raises EmbeddingFolderError if the folder cannot be served.
+    """
+    from dlinfer.embedding.recipe import read_recipe
+    from dlinfer.embedding.server import options as embedding_options
+    from dlinfer.serve.options import ServerOptions
+
+    words = ["--task", task, *arguments.server_options]
+    chosen = embedding_options.read([arguments.model, *words])
+    read_recipe(chosen.model, chosen.task, chosen.pooling)  # refuse the folder before servers start
+    passed = tuple(embedding_options.without_address(words))
+    return ServerOptions(chosen.host, chosen.port, passed, ("dlinfer.embedding.server",))
 
 
 def _secret(path: Path) -> str:

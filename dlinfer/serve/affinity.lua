@@ -56,6 +56,12 @@ local function key_of(body)
   return prompt and body:sub(prompt, prompt + PROMPT_BYTES)
 end
 
+-- Whether a request is for vectors or scores. Its server keeps nothing of earlier requests, so any replica will do.
+local function needs_no_prefix(path)
+  path = path:gsub("?.*", "")
+  return path:find("/embeddings$") or path:find("/rerank$") or path:find("/score$")
+end
+
 -- Returns the 32-bit FNV-1a hash. The product is computed in two halves, because a double holds only 53 bits.
 local function hash(text)
   local value = 2166136261
@@ -69,7 +75,8 @@ end
 
 function envoy_on_request(handle)
   local key = handle:headers():get("x-session-id")
-  if not key and handle:headers():get(":method") == "POST" then
+  local post = handle:headers():get(":method") == "POST"
+  if not key and post and not needs_no_prefix(handle:headers():get(":path")) then
     local body = handle:body()
     if body and body:length() > 0 then
       key = key_of(body:getBytes(0, math.min(body:length(), LONGEST)))

@@ -31,14 +31,16 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of LMDeploy's servers.
+    """The options of the servers.
 
-    host, port: the address for clients. passed: the options that every replica gets.
+    host, port: the address for clients. passed: the options that every replica gets. program: the Python module that
+    serves, and its command.
     """
 
     host: str
     port: int
     passed: tuple[str, ...]
+    program: tuple[str, ...] = ("lmdeploy", "serve", "api_server")
 
     def at(self, host: str) -> "ServerOptions":
         """Return these options with another host."""

@@ -38,7 +38,7 @@ class Supervisor:
     """Everything that ``dlinfer serve`` runs on this machine.
 
     model: the model of every replica.
-    options: the options of LMDeploy's servers.
+    options: the options of the servers.
     placements: one placement for each replica.
     join_key: a secret. Without ``router_url``, other machines that know it may join this machine's router; None lets no
         machine join. With ``router_url``, it lets this machine join the other machine's router.
@@ -79,7 +79,7 @@ class Supervisor:
     def _command(self, model: str, address: tuple[str, int]) -> list[str]:
         host, port = address
         where = ["--server-name", host, "--server-port", str(port)]
-        return [sys.executable, "-m", "lmdeploy", "serve", "api_server", model, *self._options.passed, *where]
+        return [sys.executable, "-m", *self._options.program, model, *self._options.passed, *where]
 
     async def run(self) -> None:
         """Serve until a signal ends the command.

@@ -26,9 +26,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "dlinfer.runtime.artifact.sealing.register_decryption",
     ),
     "Explanations": ("dlinfer.explanation.explanation.Explanation",),
+    "Embeddings and reranking": ("dlinfer.embedding.load", "dlinfer.embedding.TextModel"),
     "Hugging Face transformers": (
         "dlinfer.transformers.optimize",
         "dlinfer.transformers.register_attention",
+        "dlinfer.transformers.Packing",
         "dlinfer.transformers.Pages",
     ),
     "Vendors": (

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from dlinfer.cli import parser_of_all
+from dlinfer.embedding.server import options as embedding_server
 from docs.generate.text import cell, page, plain, table
 
 NAME = "cli.md"
@@ -49,6 +50,7 @@ def _entry(command: argparse.ArgumentParser, summary: str) -> str:
 
 def document() -> str:
     entries = [_entry(command, summary) for command, summary in commands(parser_of_all())]
+    entries.append(_entry(embedding_server.parser(), ""))
     return page(
         "Command line", "For everybody who types `dlinfer`: each command and its options.", BEFORE, *entries
     )

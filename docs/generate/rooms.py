@@ -20,6 +20,7 @@ CELL, LANE = (96, 26), 41  # a room of graph: width and height; from row to row
 BANDS = (
     ("cli", "the command dlinfer", 34),
     ("serve", "HOW MANY: servers of one model behind a router", 34),
+    ("embedding", "texts to vectors and scores, and their server", 34),
     ("explanation", "what was compiled: dlinfer.explain", 34),
     ("conformance", "whether a vendor is right: every op, through every check", 34),
     ("framework", "FOR WHOM: adaptors into serving frameworks", 58),

@@ -106,8 +106,15 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.mindie_ext": "framework.mindie_ext.errors framework.mindie_ext.config "
     "framework.mindie_ext.sampling "
     "framework.mindie_ext.batch framework.mindie_ext.parallel framework.mindie_ext.model framework.mindie_ext.cache",
+    "dlinfer.embedding.errors": "errors",
+    "dlinfer.embedding.folder": "embedding.errors",  # it and the next import the standard library alone
+    "dlinfer.embedding.recipe": "embedding.errors embedding.folder",
+    "dlinfer.embedding.server.options": "embedding.folder",
+    "dlinfer.embedding": "errors settings graph.torch_private graph.report graph.bound_call "
+    "framework.transformers_ext embedding.errors embedding.folder embedding.recipe embedding.server.options",
     "dlinfer.serve": "errors",  # processes, files and HTTP; it starts LMDeploy and imports nothing of it
-    "dlinfer.cli": "dlinfer errors settings toolchain serve vendor ops graph.engine graph.selftest "
+    "dlinfer.cli": "dlinfer errors settings toolchain embedding.folder embedding.recipe embedding.server.options "
+    "serve vendor ops graph.engine graph.selftest "
     "explanation conformance vendor.* framework.lmdeploy_ext.contract framework.lmdeploy_ext "
     "framework.lmdeploy_ext.preflight framework.lmdeploy_ext.quantise",
     "dlinfer.__main__": "cli",
@@ -142,6 +149,11 @@ THIRD_PARTY = {
     "dlinfer.framework.transformers_ext": TORCH | {"transformers"},
     "dlinfer.framework": TORCH | {"packaging"},
     "dlinfer.conformance": TORCH,
+    "dlinfer.embedding.errors": set(),
+    "dlinfer.embedding.folder": set(),
+    "dlinfer.embedding.recipe": set(),
+    "dlinfer.embedding.server": TORCH | {"fastapi", "prometheus_client", "pydantic", "uvicorn"},
+    "dlinfer.embedding": TORCH | {"safetensors", "tokenizers", "transformers"},
     "dlinfer.serve": {"aiohttp", "prometheus_client"},
     "dlinfer.cli.explain": TORCH | {"transformers"},
     "dlinfer.cli": TORCH | {"rich"},

@@ -14,6 +14,7 @@ import pytest
 from dlinfer.cli import parser_of_all
 from docs.generate import cli_page
 from examples.tiny_models.build import build
+from tests.embedding import tiny
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -22,7 +23,6 @@ RUN = re.compile(r"(?<!-->\n)```python\n(.*?)```", re.DOTALL)
 """Blocks that run: all but those behind a comment, ``<!-- not run: why -->``."""
 
 FOLDERS = ("start", "guides", "reference")
-MODEL = "/path/to/model"
 
 
 def path_of(page: Path) -> str:
@@ -35,11 +35,14 @@ def running() -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model in the place of the one that pages name."""
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder that a page names -> a tiny model in its place."""
     folder = tmp_path_factory.mktemp("models")
     build("qwen2", folder / "qwen2")
-    return folder / "qwen2"
+    tiny.sentence_files(tiny.build(folder / "bert", "bert"), "mean")
+    tiny.build(folder / "reranker", "bert", "ForSequenceClassification", num_labels=1)
+    names = {"model": "qwen2", "embedding-model": "bert", "reranker": "reranker"}
+    return {f"/path/to/{name}": folder / built for name, built in names.items()}
 
 
 @pytest.mark.parametrize(
@@ -70,9 +73,11 @@ def test_imports_of_dlinfer_resolve(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", running(), ids=path_of)
-def test_the_blocks_of_a_page_run(page: Path, model: Path, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(page: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """One after another in one script, as a reader types them, with a tiny random model."""
-    code = "\n\n".join(RUN.findall(page.read_text())).replace(MODEL, str(model))
+    code = "\n\n".join(RUN.findall(page.read_text()))
+    for name, folder in folders.items():
+        code = code.replace(f'"{name}"', f'"{folder}"')
     script = tmp_path / "page.py"
     script.write_text(code)
     ended = subprocess.run(

@@ -5,7 +5,8 @@ modules. ``register_attention()`` registers ``attn_implementation="dlinfer"`` wi
 """
 
 from dlinfer.framework.transformers_ext.optimize import Kept, Optimization, Swapped, optimize
+from dlinfer.framework.transformers_ext.packed import Packing
 from dlinfer.framework.transformers_ext.paged import Pages
 from dlinfer.framework.transformers_ext.register import register_attention
 
-__all__ = ["Kept", "Optimization", "Pages", "Swapped", "optimize", "register_attention"]
+__all__ = ["Kept", "Optimization", "Packing", "Pages", "Swapped", "optimize", "register_attention"]

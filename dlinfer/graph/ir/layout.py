@@ -99,7 +99,8 @@ def laid_out(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
     if order is None:
         return tensor.contiguous()
     ordered = tensor.permute(order)
-    if ordered.is_contiguous():
+    # torch's own question would guard on unbacked sizes, and refuse.
+    if ordered.is_contiguous() if is_static(*ordered.shape) else is_contiguous(ordered):
         return tensor
     return ordered.contiguous().permute(inverse_order(order))
 

@@ -47,6 +47,8 @@ def test_of_symbolic_sizes(low, hint):
         assert dense_order(value.transpose(0, 1)) == (1, 0, 2)
         assert dense_order(torch.empty(64, size).t()) == (1, 0)
         assert dense_order(value[:, :, :2]) is None
+        assert laid_out(value, (0, 1, 2)) is value
+        assert dense_order(laid_out(value, (1, 0, 2))) == (1, 0, 2)
     environment = mode.shape_env
     assert environment is not None
     assert not environment.guards

@@ -4,20 +4,17 @@ The first forward of a phase compiles the phase's graph. Other sizes never recom
 and the fallback policy allows it, the model runs in eager mode.
 """
 
-import hashlib
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from dlinfer import settings
 from dlinfer.errors import CaptureError
 from dlinfer.framework.mindie_ext.model.paged_model import PagedModel
 from dlinfer.framework.transformers_ext import Pages
+from dlinfer.framework.transformers_ext.identity import model_identity
 from dlinfer.graph.bound_call.call import BoundCall
 from dlinfer.graph.bound_call.store import compile_call
 from dlinfer.graph.report.policy import leave_graph
@@ -67,7 +64,7 @@ class CompiledModel:
     def _compile(self, kwargs: dict[str, Any], pages: Pages) -> Tensor:
         phase = "decode" if pages.is_decode else "prefill"
         _mark_sizes(kwargs, pages)
-        identity = f"{_identity(self.model)}\n{phase}"
+        identity = f"{model_identity(self.model, self.model.model.config)}\n{phase}"
         try:
             call, result, stored = compile_call(self.model, kwargs, identity=identity, steady=_STEADY)
         except CaptureError as error:
@@ -92,22 +89,3 @@ def _mark_sizes(kwargs: dict[str, Any], pages: Pages) -> None:
     mark_unbacked(pages.kv_seqlens, 0, "sequences")
     mark_unbacked(pages.block_tables, 0, "sequences")
     mark_unbacked(pages.block_tables, 1, "blocks")
-
-
-def _identity(model: PagedModel) -> str:
-    """Return a text of all that a stored graph depends on, except torch, dlinfer and the CPU.
-
-    The text holds the model's code and config, and the names, dtypes and layouts of its weights.
-    """
-    classes = {type(module) for module in model.modules()}
-    files = sorted({inspect.getfile(kind) for kind in classes if not kind.__module__.startswith("torch.")})
-    code = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
-    weights = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    lines = [
-        f"transformers {transformers.__version__}",
-        code,
-        model.model.config.to_json_string(use_diff=False),
-    ]
-    lines += sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
-    lines += [f"{name} {t.dtype} {tuple(t.shape)} {t.stride()}" for name, t in weights]
-    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""The HTTP server of an embedding model or a reranker: ``python -m dlinfer.embedding.server MODEL``."""
