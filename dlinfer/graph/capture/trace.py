@@ -212,6 +212,10 @@ class _Replay(fx.Interpreter):
                 return call["input"]
         if _name(target) == "_get_data_attr":
             return args[0].detach()  # ``x.data``, which torch does not trace
+        if _name(target) == "shallow_copy_data_":
+            # Newer torch writes ``x.data = y`` so. This op has no tag that tells its effect, and torch's cache of fakes
+            # forgets the effect too.
+            return args[0].set_(args[1])
         if _name(target) == _CHECKPOINT:
             return args[0](*args[1:])  # a checkpoint only affects backward; the first argument is its body
         return super().call_function(target, args, kwargs)

@@ -3,6 +3,8 @@
 python -m tests.vendor.ascend.schema_drift              the package on stubs (make torch-npu)
 python -m tests.vendor.ascend.schema_drift --installed  the torch_npu of this environment, as on a machine with a card
 python -m tests.vendor.ascend.schema_drift FILE         schemas, one a line, as torch prints them
+python -m tests.vendor.ascend.schema_drift FOLDER       an unpacked torch_npu of any version, whose text is read:
+                                                        pip install --no-deps --target FOLDER torch_npu==VERSION
 
 Exit status: 0 where nothing changed, 1 where something did, 2 where no schemas could be read.
 """
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 
 from tests.vendor.ascend import schemas
-from tests.vendor.ascend.vendor_package import environment
+from tests.vendor.ascend.vendor_package import environment, read_texts
 
 
 def drift(golden: Iterable[str], other: Iterable[str]) -> list[str]:
@@ -80,18 +82,24 @@ def installed() -> list[str]:
 
 
 def main(argv: list[str]) -> int:
+    golden = schemas.golden()
     try:
         if argv == ["--installed"]:
             other = installed()
+        elif argv and Path(argv[0]).is_dir():
+            other = read_texts.read(Path(argv[0]), schemas.called())
+            golden = [one for one in golden if schemas.name(one) not in read_texts.IN_PIECES]
+            print(f"not read, since binaries hold it in pieces: {', '.join(sorted(read_texts.IN_PIECES))}")
         elif argv:
             other = [line for line in Path(argv[0]).read_text().splitlines() if line and line[0] != "#"]
         else:
             other = environment.read_schemas()
-        found = drift(schemas.golden(), other)
+        found = drift(golden, other)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"no schemas could be read: {error}", file=sys.stderr)
         return 2
-    print("\n".join(found) or f"none of {len(schemas.called())} ops differs from {schemas.GOLDEN.name}")
+    ops = {schemas.name(one) for one in golden}
+    print("\n".join(found) or f"none of {len(ops)} ops differs from {schemas.GOLDEN.name}")
     return 1 if found else 0
 
 

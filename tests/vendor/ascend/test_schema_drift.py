@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.vendor.ascend import schema_drift, schemas
-from tests.vendor.ascend.vendor_package import environment
+from tests.vendor.ascend.vendor_package import environment, read_texts
 
 NORM = "npu::npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)"
 
@@ -84,3 +84,26 @@ def test_the_package_on_stubs(capsys):
         pytest.skip(reason)
     assert schema_drift.main([]) == 0
     assert "ops differs" in capsys.readouterr().out
+
+
+def test_the_text_of_binaries(tmp_path: Path, capsys):
+    readable = [one for one in schemas.golden() if schemas.name(one) not in read_texts.IN_PIECES]
+    texts = [one.partition("::")[2] for one in readable]
+    library = tmp_path / "torch_npu" / "lib" / "libtorch_npu.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"\x7fELF\0" + b"\0".join(text.encode() for text in texts) + b"\0")
+    assert read_texts.read(tmp_path, schemas.called()) == readable
+    assert schema_drift.main([str(tmp_path)]) == 0
+    library.write_bytes(library.read_bytes().replace(b"Tensor gamma", b"Tensor gains"))
+    assert schema_drift.main([str(tmp_path)]) == 1
+    assert "npu_rms_norm: argument 'gamma' is gone" in capsys.readouterr().out
+    library.unlink()
+    assert schema_drift.main([str(tmp_path)]) == 2
+
+
+@pytest.mark.slow
+def test_the_text_of_the_package_is_what_it_registers():
+    if not (environment.folder() / environment.STAMP).exists():
+        pytest.skip(environment.missing())
+    readable = [one for one in schemas.golden() if schemas.name(one) not in read_texts.IN_PIECES]
+    assert read_texts.read(environment.folder() / "site", schemas.called()) == readable
