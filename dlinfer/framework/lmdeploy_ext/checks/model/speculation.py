@@ -1,4 +1,4 @@
-"""Refuses speculative decoding unless ``PAIRS`` lists its method, its target's architecture and its draft's class.
+"""Refuses drafts of a model unless ``PAIRS`` lists the method, the target's architecture and the draft's class.
 
 For these pairs of target and draft, a test showed the same tokens as the target generates alone. LMDeploy accepts other
 pairs too, but fails with a KeyError, either after the weights are loaded or in a step.
@@ -6,8 +6,11 @@ pairs too, but fails with a KeyError, either after the weights are loaded or in 
 
 from typing import Any
 
+from dlinfer import settings
+from dlinfer.errors import SettingError
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
+from dlinfer.framework.lmdeploy_ext.ngram.method import METHOD
 
 _LLAMA = ("LlamaForCausalLM",)
 
@@ -27,9 +30,14 @@ def check_request(speculative: Any, engine: Any) -> None:
     speculative: the SpeculativeConfig. engine: the PytorchEngineConfig.
     """
     method = speculative.method
-    if method not in PAIRS:
-        advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
+    if method not in (*PAIRS, METHOD):
+        advice = f"use one of {', '.join((*PAIRS, METHOD))}, or {_WITHOUT}"
         raise refuse(f"speculative decoding (method {method!r})", advice)
+    if speculative.num_speculative_tokens < 1:
+        raise refuse(f"num_speculative_tokens={speculative.num_speculative_tokens}", "use 1 or more")
+    if method == METHOD:
+        _check_lookup(speculative)
+        return
     if engine.adapters:
         raise refuse(
             "speculative decoding with LoRA adapters", "leave out speculative_config or the adapters"
@@ -39,8 +47,18 @@ def check_request(speculative: Any, engine: Any) -> None:
             f"speculative decoding (method {method!r}) without a draft model",
             "set SpeculativeConfig.model to its folder",
         )
-    if speculative.num_speculative_tokens < 1:
-        raise refuse(f"num_speculative_tokens={speculative.num_speculative_tokens}", "use 1 or more")
+
+
+def _check_lookup(speculative: Any) -> None:
+    if speculative.model:
+        raise refuse(f"speculative method {METHOD!r} with model={speculative.model!r}", "leave model out")
+    configured = settings.current()
+    if configured.prompt_lookup_min > configured.prompt_lookup_max:
+        raise SettingError(
+            variable="DLINFER_PROMPT_LOOKUP_MIN",
+            given=str(configured.prompt_lookup_min),
+            expected=f"at most DLINFER_PROMPT_LOOKUP_MAX, {configured.prompt_lookup_max}",
+        )
 
 
 def check_target(config: Any, method: str) -> None:
@@ -48,9 +66,9 @@ def check_target(config: Any, method: str) -> None:
 
     config: the target's transformers configuration, before LMDeploy changes it.
     """
-    targets, _ = PAIRS[method]
+    targets, _ = PAIRS.get(method, (None, ""))
     name = (config.architectures or [""])[0]
-    if name not in targets:
+    if targets is not None and name not in targets:
         raise refuse(
             f"speculative method {method!r} with {name}",
             f"use a target of class {' or '.join(targets)}, or {_WITHOUT}",
