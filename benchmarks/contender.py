@@ -61,7 +61,7 @@ class LMDeploy:
 
         if work == "requests":
             return self._requests(mixed(batch))
-        drawn = {"do_sample": True, "temperature": 5.0, "top_k": 0, "random_seed": 1}
+        drawn = {"do_sample": True, "temperature": 2.0, "top_k": 0, "random_seed": 1}
         gen = GenerationConfig(
             max_new_tokens=1 if work == "prefill" else tokens + 1,
             ignore_eos=True,

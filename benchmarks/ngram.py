@@ -3,7 +3,7 @@
     python -m benchmarks.ngram [--drafts 7] [--batches 1 4] [--tokens 128] [--pairs 9] [--model FOLDER]
 
 Greedy text of random weights soon repeats itself, and stands for an answer that quotes its prompt. Tokens drawn at a
-temperature of 5 do not repeat. "times faster" is the median of the rounds' ratios, with its 95 % interval. The last
+temperature of 2 do not repeat. "times faster" is the median of the rounds' ratios, with its 95 % interval. The last
 line is JSON.
 """
 

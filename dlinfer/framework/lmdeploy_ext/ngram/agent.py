@@ -134,7 +134,7 @@ class NgramAgent(BaseSpecModelAgent):
             rows = list(texts.of_rows(sampling_inputs.session_ctx))
             verified = self._note_drafts(extra_inputs, rows) if model_inputs.is_decoding else 0
             cost = self._times.draft_cost(sequences)
-            for row, text, _ in rows:
+            for row, text, _ in rows if cost is not None else ():
                 found = self._look_up(text, cost)
                 drafts[row, : len(found)] = found
             if model_inputs.is_decoding and self._began is not None:

@@ -62,7 +62,8 @@ def from_hf_config(
     tp = 1 if dist_config is None else dist_config.tp
     tensor_parallel.check_model(hf_config.to_dict(), tp, spec_method)
     tied_heads.settle(hf_config, None if model_path is None else Path(model_path))
-    if spec_method == METHOD:  # the model needs no change
+    looks_up = spec_method == METHOD
+    if looks_up:  # which changes nothing in the model
         spec_method, num_spec_tokens = None, 0
     model_config = original(
         cls,
@@ -76,6 +77,8 @@ def from_hf_config(
         num_spec_tokens,
     )
     check(model_config, is_draft_model)
+    if looks_up:
+        speculation.check_states(model_config)
     return model_config
 
 

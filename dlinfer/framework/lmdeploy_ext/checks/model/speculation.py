@@ -8,6 +8,7 @@ from typing import Any
 
 from dlinfer import settings
 from dlinfer.errors import SettingError
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 from dlinfer.framework.lmdeploy_ext.ngram.method import METHOD
@@ -66,9 +67,18 @@ def check_target(config: Any, method: str) -> None:
 
     config: the target's transformers configuration, before LMDeploy changes it.
     """
-    targets, _ = PAIRS.get(method, (None, ""))
+    if method in PAIRS:
+        _check_pair(config, method)
+    text = language_configs(config)[-1]
+    if rope_parameters.original_length(text) is not None:
+        kind = rope_parameters.rope_type(rope_parameters.parameters(text))
+        raise refuse(f"speculative decoding with rope type {kind!r}", _WITHOUT)
+
+
+def _check_pair(config: Any, method: str) -> None:
+    targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
-    if targets is not None and name not in targets:
+    if name not in targets:
         raise refuse(
             f"speculative method {method!r} with {name}",
             f"use a target of class {' or '.join(targets)}, or {_WITHOUT}",
@@ -78,9 +88,16 @@ def check_target(config: Any, method: str) -> None:
         reads = f"LMDeploy's draft reads the inputs of layers 2, {layers // 2} and {layers - 3}"
         feature = f"speculative method 'eagle3' with a target of {layers} layers ({reads})"
         raise refuse(feature, f"use a larger target, or {_WITHOUT}")
-    if rope_parameters.original_length(config) is not None:
-        kind = rope_parameters.rope_type(rope_parameters.parameters(config))
-        raise refuse(f"speculative decoding with rope type {kind!r}", _WITHOUT)
+
+
+def check_states(model_config: Any) -> None:
+    """Raise UnsupportedFeatureError for a model whose layers keep a state that rejected drafts would change.
+
+    model_config: LMDeploy's ModelConfig of the target.
+    """
+    if model_config.states_shapes or model_config.state_cache_specs:
+        name = model_config.hf_config.architectures[0]
+        raise refuse(f"speculative method {METHOD!r} with {name}, which has linear attention", _WITHOUT)
 
 
 def check_draft(config: Any, method: str) -> None:
