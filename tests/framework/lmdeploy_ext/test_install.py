@@ -46,6 +46,7 @@ DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_forward",
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.get_logits",
     "lmdeploy.cli.entrypoint:run",
+    "lmdeploy.cli.utils:ArgumentHelper.add_spec_group",
     "lmdeploy.cli.utils:ArgumentHelper.cache_max_entry_count",
     "lmdeploy.cli.utils:ArgumentHelper.device",
     "lmdeploy.cli.utils:ArgumentHelper.max_prefill_token_num",
