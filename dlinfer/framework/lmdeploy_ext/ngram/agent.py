@@ -135,8 +135,8 @@ class NgramAgent(BaseSpecModelAgent):
             verified = self._note_drafts(extra_inputs, rows) if model_inputs.is_decoding else 0
             cost = self._times.draft_cost(sequences)
             for row, text, _ in rows if cost is not None else ():
-                found = self._look_up(text, cost)
-                drafts[row, : len(found)] = found
+                draft = self._look_up(text, cost)
+                drafts[row, : len(draft)] = draft
             if model_inputs.is_decoding and self._began is not None:
                 self._times.note(sequences, verified, time.perf_counter() - self._began)
         on_device = torch.from_numpy(drafts).to(model_inputs.input_ids.device)

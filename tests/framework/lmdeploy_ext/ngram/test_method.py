@@ -30,7 +30,7 @@ def test_ngram_with_bounds_that_contradict_each_other():
     cache = ConfigBuilder.build_cache_config(config)
     with (
         settings.override(prompt_lookup_min=4, prompt_lookup_max=3),
-        pytest.raises(SettingError, match="DLINFER_PROMPT_LOOKUP_MIN='4'.*DLINFER_PROMPT_LOOKUP_MAX, 3"),
+        pytest.raises(SettingError, match=r"DLINFER_PROMPT_LOOKUP_MIN='4'.*DLINFER_PROMPT_LOOKUP_MAX, 3"),
     ):
         ConfigBuilder.build_specdecode_config("path", asked, config, cache, DistConfig())
 
