@@ -55,6 +55,7 @@ DONE_WITHOUT = {
     "lmdeploy.pipeline:Pipeline._request_generator",
     "lmdeploy.pytorch.config:_patch_quantization_config",
     "lmdeploy.pytorch.engine.engine:Engine.get_local_health_status",
+    "lmdeploy.pytorch.engine.engine_loop:EngineLoop._make_infer_outputs",
     "lmdeploy.pytorch.engine.engine:Engine.get_schedule_metrics",
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._adjust_block_size",
     "lmdeploy.pytorch.engine.executor.base:ExecutorBase._maybe_disable_unsupported_prefix_caching",

@@ -159,7 +159,7 @@ class NgramAgent(BaseSpecModelAgent):
         tokens = text.view()
         match = lookup.find(tokens, configured.prompt_lookup_min, configured.prompt_lookup_max)
         if match is None:
-            return tokens[:0]
+            return tokens[:0].copy()
         drafts = self._drafts.setdefault(text, Drafts())
         length = drafts.length(match, cost, self.num_spec_tokens)
         return lookup.continuation(tokens, match.distance, length)

@@ -76,6 +76,11 @@ def _agent(
     )
 
 
+def _looks_up(maker: Any) -> bool:
+    """Return whether an engine has our method. maker: its InputsMaker."""
+    return getattr(maker.engine_strategy, "searches_texts", False)
+
+
 def _of(agent: Any) -> Any:
     """Return the NgramAgent of a model agent; None if it has none."""
     return agent.spec_agent if agent.spec_agent.method == METHOD else None
@@ -119,9 +124,33 @@ async def _async_sampling_logits(
     for_feature=FEATURE,
 )
 def _need_logits(original: Original, self: Any) -> bool:
-    if not getattr(self.maker.engine_strategy, "searches_texts", False):
+    if not _looks_up(self.maker):
         return original(self)
     return any(seq.return_logits for seq in self.result.running)
+
+
+@replaces(
+    "lmdeploy.pytorch.engine.engine_loop:EngineLoop._make_infer_outputs",
+    why="tells the metrics that each step of a sequence had as many drafts as it may have",
+    when=activation.is_on,
+    essential=False,
+)
+def _outputs(
+    original: Original, self: Any, batched_outputs: Any, running: Any, model_inputs: Any, delta: Any
+) -> dict[int, Any]:
+    arguments = (batched_outputs, running, model_inputs, delta)
+    if not (self.config.enable_metrics and _looks_up(self.inputs_maker)):
+        return original(self, *arguments)
+    # Behind the tokens of a sequence are the drafts that this step has verified.
+    tails = {seq.session_id: seq.history_cache[seq.num_valid_ids :] for seq in running}
+    drafted = {session: int((tail >= 0).sum()) for session, tail in tails.items()}
+    outputs = original(self, *arguments)
+    for session, output in outputs.items():
+        info = output.req_metrics.spec_info
+        if info is not None:
+            count = drafted[session]
+            output.req_metrics.spec_info = info | {"num_draft_tokens": count} if count else None
+    return outputs
 
 
 @replaces(

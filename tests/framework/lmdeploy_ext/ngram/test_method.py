@@ -1,7 +1,9 @@
 """LMDeploy takes the method ngram without a model and a cache, and refuses what it does not serve."""
 
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import transformers
 from lmdeploy import PytorchEngineConfig
@@ -12,6 +14,8 @@ from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 
 from dlinfer import settings
 from dlinfer.errors import SettingError, UnsupportedFeatureError
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.ngram import method
 
 
 def test_ngram_needs_no_model_and_no_cache():
@@ -73,3 +77,32 @@ def test_ngram_on_the_command_line():
     arguments = ["--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "4"]
     made = get_speculative_config(parser.parse_args(arguments))
     assert (made.method, made.model, made.num_speculative_tokens) == ("ngram", None, 4)
+
+
+@pytest.mark.parametrize("searches", [True, False])
+def test_metrics_count_the_drafts_that_a_step_has_verified(searches: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(activation, "_active", "cpu")
+    told = {"num_draft_tokens": 3, "num_accepted_tokens": 1}
+    # Of a sequence that was just prefilled LMDeploy tells nothing.
+    infos = {1: dict(told), 2: dict(told), 3: None}
+
+    def outputs(*arguments: object) -> dict[int, SimpleNamespace]:
+        return {
+            session: SimpleNamespace(req_metrics=SimpleNamespace(spec_info=info))
+            for session, info in infos.items()
+        }
+
+    strategy = SimpleNamespace(searches_texts=True) if searches else SimpleNamespace()
+    loop = SimpleNamespace(
+        config=SimpleNamespace(enable_metrics=True), inputs_maker=SimpleNamespace(engine_strategy=strategy)
+    )
+    tails = {1: [5, 6, 7, 8, -1], 2: [5, 6, -1, -1, -1], 3: [5, 6]}
+    running = [
+        SimpleNamespace(session_id=session, history_cache=np.array(tokens), num_valid_ids=2)
+        for session, tokens in tails.items()
+    ]
+    result = method._outputs.build(outputs)(loop, None, running, None, None)
+    counted = {session: output.req_metrics.spec_info for session, output in result.items()}
+    assert counted == (
+        {1: {"num_draft_tokens": 2, "num_accepted_tokens": 1}, 2: None, 3: None} if searches else infos
+    )
