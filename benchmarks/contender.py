@@ -61,12 +61,9 @@ class LMDeploy:
 
         if work == "requests":
             return self._requests(mixed(batch))
-        drawn = {"do_sample": True, "temperature": 2.0, "top_k": 0, "random_seed": 1}
-        gen = GenerationConfig(
-            max_new_tokens=1 if work == "prefill" else tokens + 1,
-            ignore_eos=True,
-            **(drawn if work == "draw" else {"do_sample": False}),
-        )
+        draws: dict[str, Any] = {"temperature": 2.0, "top_k": 0, "random_seed": 1} if work == "draw" else {}
+        most = 1 if work == "prefill" else tokens + 1
+        gen = GenerationConfig(max_new_tokens=most, ignore_eos=True, do_sample=bool(draws), **draws)
         prompts = [self._prompt(length)] * batch
         seen = [0] * batch
         start = time.perf_counter()

@@ -72,7 +72,9 @@ def test_in_graph_mode_without_another_graph(lab: Lab):
 def test_rules_that_read_the_text(lab: Lab, blocks: int):
     """As without drafts: also in chunks, with shared blocks, and where a text that lost its blocks starts anew."""
     with quoting(lab, 0.2) as (target, prompts, said):
-        steps = [one | {"prompts": prompts} for one in rule_steps(said, lab.tokenizer(target))]
+        steps: list[dict[str, Any]] = [
+            one | {"prompts": prompts} for one in rule_steps(said, lab.tokenizer(target))
+        ]
         options = OPTIONS | {"max_prefill_token_num": 32, "enable_prefix_caching": True}
         alone = lab.engine(target, steps, **OPTIONS)
         drafted = lab.engine(target, steps, **options, num_gpu_blocks=blocks, speculative=NGRAM)

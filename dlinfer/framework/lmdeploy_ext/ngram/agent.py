@@ -106,7 +106,8 @@ class NgramAgent(BaseSpecModelAgent):
             processor.guided_processors = self._matchers_of_rows(matchers, drafts.tolist())
         logits, raw_logprobs = await processor(logits)
         drawn = torch.full_like(is_present, MISSING, dtype=torch.long)
-        drawn[is_present] = processor.sampling(logits)
+        of_rows: Any = processor.sampling(logits)
+        drawn[is_present] = of_rows
         accepted = ((drawn[:, :-1] == drafts) & is_present[:, 1:]).cumprod(1).sum(1)
         places = torch.arange(drawn.shape[1], device=drawn.device)
         tokens = drawn.masked_fill(places > accepted[:, None], MISSING)
@@ -119,7 +120,7 @@ class NgramAgent(BaseSpecModelAgent):
             num_rejected_tokens=drafts.shape[1] - accepted,
             target_logits=None,
         )
-        logprobs = processor.compute_logprobs(raw_logprobs, drawn[is_present])
+        logprobs = processor.compute_logprobs(raw_logprobs, of_rows)
         return next_tokens, _of_tokens(logprobs, is_present, tokens), tokens, extra_inputs
 
     async def async_model_forward(self, model_inputs: Any, extra_inputs: Any, sampling_inputs: Any) -> Any:
@@ -134,9 +135,10 @@ class NgramAgent(BaseSpecModelAgent):
             rows = list(texts.of_rows(sampling_inputs.session_ctx))
             verified = self._note_drafts(extra_inputs, rows) if model_inputs.is_decoding else 0
             cost = self._times.draft_cost(sequences)
-            for row, text, _ in rows if cost is not None else ():
-                draft = self._look_up(text, cost)
-                drafts[row, : len(draft)] = draft
+            if cost is not None:
+                for row, text, _ in rows:
+                    draft = self._look_up(text, cost)
+                    drafts[row, : len(draft)] = draft
             if model_inputs.is_decoding and self._began is not None:
                 self._times.note(sequences, verified, time.perf_counter() - self._began)
         on_device = torch.from_numpy(drafts).to(model_inputs.input_ids.device)

@@ -76,6 +76,7 @@ def test_ngram_on_the_command_line():
     ArgumentHelper.add_spec_group(parser)
     arguments = ["--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "4"]
     made = get_speculative_config(parser.parse_args(arguments))
+    assert made is not None
     assert (made.method, made.model, made.num_speculative_tokens) == ("ngram", None, 4)
 
 
