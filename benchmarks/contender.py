@@ -20,13 +20,21 @@ from benchmarks.requests import Arrivals, mixed
 class LMDeploy:
     """The serving engine as a user starts it.
 
-    eager: its eager_mode. dtype: its dtype. most: sequences in a batch. blocks: of 64 tokens in its cache.
+    eager: its eager_mode. dtype: its dtype. most: sequences in a batch. blocks: of 64 tokens in its cache. drafts: most
+    tokens that it looks up in the text of a sequence for each step; 0 for no speculative decoding.
     """
 
     def __init__(
-        self, model: Path, eager: bool, dtype: str = "auto", most: int = 8, blocks: int = 160
+        self,
+        model: Path,
+        eager: bool,
+        dtype: str = "auto",
+        most: int = 8,
+        blocks: int = 160,
+        drafts: int = 0,
     ) -> None:
         from lmdeploy import PytorchEngineConfig, pipeline
+        from lmdeploy.messages import SpeculativeConfig
 
         config = PytorchEngineConfig(
             device_type="cpu",
@@ -36,7 +44,10 @@ class LMDeploy:
             session_len=4096,
             num_gpu_blocks=blocks,
         )
-        self.pipe: Any = pipeline(str(model), backend_config=config)  # pyright: ignore[reportCallIssue]
+        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=drafts) if drafts else None
+        self.pipe: Any = pipeline(  # pyright: ignore[reportCallIssue]
+            str(model), backend_config=config, speculative_config=speculative
+        )
 
     def _prompt(self, length: int) -> str:
         text = "hello"
@@ -50,16 +61,16 @@ class LMDeploy:
 
         if work == "requests":
             return self._requests(mixed(batch))
-        gen = GenerationConfig(
-            max_new_tokens=1 if work == "prefill" else tokens + 1, ignore_eos=True, do_sample=False
-        )
+        draws: dict[str, Any] = {"temperature": 2.0, "top_k": 0, "random_seed": 1} if work == "draw" else {}
+        most = 1 if work == "prefill" else tokens + 1
+        gen = GenerationConfig(max_new_tokens=most, ignore_eos=True, do_sample=bool(draws), **draws)
         prompts = [self._prompt(length)] * batch
         seen = [0] * batch
         start = time.perf_counter()
         for response in self.pipe.stream_infer(prompts, gen_config=gen, do_preprocess=False):
             before = min(seen)
             seen[response.index] += len(response.token_ids)
-            if work == "decode" and before == 0 and min(seen) > 0:
+            if work != "prefill" and before == 0 and min(seen) > 0:
                 start = (
                     time.perf_counter()
                 )  # every sequence has its first token: from here on it only decodes

@@ -1,9 +1,9 @@
 """How a contender's process takes orders: JSON lines on stdin, answers on a pipe of their own.
 
 Needs the standard library only, since a peer may run in an environment without torch. An order is
-{"work": "decode" | "prefill" | "requests", "batch": b, "length": n, "tokens": k}; the answer gives the seconds of the
-decoding steps alone, or of the prefill, or what ``benchmarks.requests`` notes, and the peak RSS meanwhile. Libraries
-print to stdout, so answers go to the pipe that the parent names in the environment's ANSWERS.
+{"work": "decode" | "draw" | "prefill" | "requests", "batch": b, "length": n, "tokens": k}; the answer gives the seconds
+of the decoding steps alone, greedy or drawn, or of the prefill, or what ``benchmarks.requests`` notes, and the peak RSS
+meanwhile. Libraries print to stdout, so answers go to the pipe that the parent names in the environment's ANSWERS.
 """
 
 import json

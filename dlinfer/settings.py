@@ -172,6 +172,20 @@ class Settings:
         "seconds after which LMDeploy's api_server cancels a request: it answers 504, or ends the stream. A "
         "request's header X-Request-Timeout may ask for less time. Empty sets no limit",
     )
+    prompt_lookup_min: int = _setting(
+        2,
+        "DLINFER_PROMPT_LOOKUP_MIN",
+        _count,
+        "fewest last tokens that have to occur earlier in a sequence, so that LMDeploy's speculative method ngram "
+        "drafts what followed them there",
+    )
+    prompt_lookup_max: int = _setting(
+        5,
+        "DLINFER_PROMPT_LOOKUP_MAX",
+        _count,
+        "most last tokens that the speculative method ngram looks up. It takes the longest match, and of several "
+        "the latest",
+    )
     engine: str = _setting(
         "",
         "DLINFER_ENGINE",

@@ -68,12 +68,14 @@ ARROWS: dict[str, str] = {
     "graph.torch_private graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.ranks framework.lmdeploy_ext.sampling "
     "framework.lmdeploy_ext.layers framework.lmdeploy_ext.vision",
+    "dlinfer.framework.lmdeploy_ext.stepping": "utils framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling",
+    "dlinfer.framework.lmdeploy_ext.ngram": "settings framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.stepping",
     "dlinfer.framework.lmdeploy_ext.checks": "errors settings framework framework.lmdeploy_ext.versions "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
     "framework.lmdeploy_ext.ranks framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling "
-    "framework.lmdeploy_ext.faults.models",
-    "dlinfer.framework.lmdeploy_ext.stepping": "utils framework framework.lmdeploy_ext.device "
-    "framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling",
+    "framework.lmdeploy_ext.faults.models framework.lmdeploy_ext.ngram",
     "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
@@ -85,8 +87,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models "
     "framework.lmdeploy_ext.vision framework.lmdeploy_ext.ranks framework.lmdeploy_ext.running "
-    "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping framework.lmdeploy_ext.faults.answers "
-    "framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
+    "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping framework.lmdeploy_ext.ngram "
+    "framework.lmdeploy_ext.faults.answers framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "

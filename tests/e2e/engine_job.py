@@ -324,6 +324,12 @@ def counted_drafts() -> Iterator[list[list[int]]]:
         setattr(RejectionSampler, "forward", forward)  # noqa: B010
 
 
+def looked_up(pipe) -> dict[str, int]:
+    """How many drafts of an engine's own texts were verified and accepted."""
+    agent = getattr(getattr(pipe.async_engine.engine.executor, "model_agent", None), "spec_agent", None)
+    return {name: getattr(agent, name, 0) for name in ("drafted", "accepted")}
+
+
 @contextmanager
 def counted_preemptions(scheduler: Any) -> Iterator[list[int]]:
     """Meanwhile, the ids of the sequences that lost their blocks, one for each time."""
@@ -372,6 +378,7 @@ def answer(job: dict, logits: dict[str, np.ndarray]) -> dict[str, object]:
                 results[step["name"]] = {"raised": traceback.format_exc()}
         results["explained"] = explained(runners)
         results["accepted"], results["preemptions"] = accepted, preemptions
+        results["looked up"] = looked_up(pipe)
         steps = sum(runner.steps for runner in runners)
         results["graphs"] = {"phases": ready, "late": len(phases(runners)) - len(ready), "steps": steps}
     return results

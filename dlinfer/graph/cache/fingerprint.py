@@ -43,7 +43,7 @@ UNKEYED_SETTINGS = frozenset(
             "cpu_prompt_seconds",
             "cpu_step_seconds",
         ),
-        *("max_requests", "request_seconds"),
+        *("max_requests", "request_seconds", "prompt_lookup_min", "prompt_lookup_max"),
     }
 )
 """Settings that no compiled code depends on. Every other setting is part of every key."""

@@ -104,6 +104,11 @@ def expect(agent: Any, second: dict[str, Any]) -> None:
     setattr(agent, _NAME, _Joined(prompts, agent, one_row_each))
 
 
+def is_joining(agent: Any) -> bool:
+    """Return whether two steps of an agent share a forward now."""
+    return getattr(agent, _NAME, None) is not None
+
+
 class _Joined:
     """The state of a forward that a decoding step and a prefill step share.
 
@@ -127,6 +132,8 @@ class _Joined:
         if not self._is_first:
             return await original(inputs) if self._second is None else self._second
         self._is_first = False
+        if inputs.max_q_seqlen > 1:  # rows of drafts
+            return await original(inputs)
         kept = self._kept_rows(inputs)
         if kept is not None and kept.numel() == 0:
             return await original(inputs)

@@ -33,10 +33,12 @@ def giving(agent: Any, last_only: bool) -> Iterator[None]:
 def are_enough(inputs: Any, *, has_all_logits: bool) -> bool:
     """Return whether a step reads only the rows of each sequence's last token.
 
-    inputs: the step's ModelInputs. Their ``logits_indices`` name other rows if the step scores its input.
-    has_all_logits: whether the step returns the logits or the loss of all tokens.
+    inputs: the step's ModelInputs. Their ``logits_indices`` name other rows if the step scores its input. A decoding
+    step of several tokens verifies drafts. has_all_logits: whether the step returns the logits or the loss of all
+    tokens.
     """
-    return not has_all_logits and inputs.logits_indices is None
+    verifies = inputs.is_decoding and inputs.max_q_seqlen > 1
+    return not has_all_logits and not verifies and inputs.logits_indices is None
 
 
 @replaces(

@@ -139,6 +139,14 @@ def test_what_has_more_than_rows_is_computed_apart(first, second):
     assert [tokens(output) for output in outputs] == [[7, 8], [10, 11, 12, 20]]
 
 
+def test_drafts_are_verified_apart():
+    """The prompts' forward may return the rows of last tokens alone."""
+    drafts = inputs([7, 9, 8], [2, 1], [5, 2], [[1, 2], [3, 0]], is_decoding=True)
+    calls, outputs = two_steps(drafts, prompts())
+    assert [call.input_ids.numel() for call in calls] == [3, 4]
+    assert [tokens(output) for output in outputs] == [[7, 9, 8], [10, 11, 12, 20]]
+
+
 def test_what_a_model_gives_beside_hidden_states_is_computed_apart():
     calls, outputs = two_steps(decoding(), prompts(), all_routed_experts=torch.zeros(6, 2))
     assert [call.input_ids.numel() for call in calls] == [6, 2, 4]

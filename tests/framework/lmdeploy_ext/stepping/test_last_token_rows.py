@@ -10,6 +10,10 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
 
 
+def step_inputs(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"logits_indices": None, "is_decoding": False, "max_q_seqlen": 9} | fields)
+
+
 class Agent:
     """A model agent whose forward tells what its model was asked to give."""
 
@@ -25,7 +29,7 @@ class Agent:
         step = last_rows._async_model_forward.build(forward)
 
         async def run() -> Any:
-            return await step(self, inputs or SimpleNamespace(logits_indices=None), return_logits)
+            return await step(self, inputs or step_inputs(), return_logits)
 
         asked = asyncio.run(run())
         assert not getattr(self.patched_model, "last_rows_only", False)
@@ -45,11 +49,12 @@ def test_a_step_of_next_tokens():
     "agent, asked",
     [
         (Agent(), {"return_logits": True}),
-        (Agent(), {"inputs": SimpleNamespace(logits_indices=[0, 3])}),
+        (Agent(), {"inputs": step_inputs(logits_indices=[0, 3])}),
+        (Agent(), {"inputs": step_inputs(is_decoding=True, max_q_seqlen=3)}),
         (Agent(drafts=True), {}),
         (Agent(memdecode_agent=object()), {}),
     ],
-    ids=["logits of all", "scores of the input", "a draft model", "a memory decoder"],
+    ids=["logits of all", "scores of the input", "drafts", "a draft model", "a memory decoder"],
 )
 def test_who_reads_the_other_rows(agent, asked):
     assert agent.ask(**asked) is False

@@ -12,6 +12,7 @@ from dlinfer.framework.lmdeploy_ext.faults.models import minicpm3, phimoe
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters, windows
+from dlinfer.framework.lmdeploy_ext.ngram.method import METHOD
 from dlinfer.framework.patching import Original, replaces
 
 
@@ -61,6 +62,9 @@ def from_hf_config(
     tp = 1 if dist_config is None else dist_config.tp
     tensor_parallel.check_model(hf_config.to_dict(), tp, spec_method)
     tied_heads.settle(hf_config, None if model_path is None else Path(model_path))
+    looks_up = spec_method == METHOD
+    if looks_up:  # which changes nothing in the model
+        spec_method, num_spec_tokens = None, 0
     model_config = original(
         cls,
         hf_config,
@@ -73,6 +77,8 @@ def from_hf_config(
         num_spec_tokens,
     )
     check(model_config, is_draft_model)
+    if looks_up:
+        speculation.check_states(model_config)
     return model_config
 
 

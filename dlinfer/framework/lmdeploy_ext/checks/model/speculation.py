@@ -1,4 +1,4 @@
-"""Refuses speculative decoding unless ``PAIRS`` lists its method, its target's architecture and its draft's class.
+"""Refuses drafts of a model unless ``PAIRS`` lists the method, the target's architecture and the draft's class.
 
 For these pairs of target and draft, a test showed the same tokens as the target generates alone. LMDeploy accepts other
 pairs too, but fails with a KeyError, either after the weights are loaded or in a step.
@@ -6,8 +6,12 @@ pairs too, but fails with a KeyError, either after the weights are loaded or in 
 
 from typing import Any
 
+from dlinfer import settings
+from dlinfer.errors import SettingError
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
+from dlinfer.framework.lmdeploy_ext.ngram.method import METHOD
 
 _LLAMA = ("LlamaForCausalLM",)
 
@@ -27,9 +31,14 @@ def check_request(speculative: Any, engine: Any) -> None:
     speculative: the SpeculativeConfig. engine: the PytorchEngineConfig.
     """
     method = speculative.method
-    if method not in PAIRS:
-        advice = f"use one of {', '.join(PAIRS)}, or {_WITHOUT}"
+    if method not in (*PAIRS, METHOD):
+        advice = f"use one of {', '.join((*PAIRS, METHOD))}, or {_WITHOUT}"
         raise refuse(f"speculative decoding (method {method!r})", advice)
+    if speculative.num_speculative_tokens < 1:
+        raise refuse(f"num_speculative_tokens={speculative.num_speculative_tokens}", "use 1 or more")
+    if method == METHOD:
+        _check_lookup(speculative)
+        return
     if engine.adapters:
         raise refuse(
             "speculative decoding with LoRA adapters", "leave out speculative_config or the adapters"
@@ -39,8 +48,18 @@ def check_request(speculative: Any, engine: Any) -> None:
             f"speculative decoding (method {method!r}) without a draft model",
             "set SpeculativeConfig.model to its folder",
         )
-    if speculative.num_speculative_tokens < 1:
-        raise refuse(f"num_speculative_tokens={speculative.num_speculative_tokens}", "use 1 or more")
+
+
+def _check_lookup(speculative: Any) -> None:
+    if speculative.model:
+        raise refuse(f"speculative method {METHOD!r} with model={speculative.model!r}", "leave model out")
+    configured = settings.current()
+    if configured.prompt_lookup_min > configured.prompt_lookup_max:
+        raise SettingError(
+            variable="DLINFER_PROMPT_LOOKUP_MIN",
+            given=str(configured.prompt_lookup_min),
+            expected=f"at most DLINFER_PROMPT_LOOKUP_MAX, {configured.prompt_lookup_max}",
+        )
 
 
 def check_target(config: Any, method: str) -> None:
@@ -48,6 +67,15 @@ def check_target(config: Any, method: str) -> None:
 
     config: the target's transformers configuration, before LMDeploy changes it.
     """
+    if method in PAIRS:
+        _check_pair(config, method)
+    text = language_configs(config)[-1]
+    if rope_parameters.original_length(text) is not None:
+        kind = rope_parameters.rope_type(rope_parameters.parameters(text))
+        raise refuse(f"speculative decoding with rope type {kind!r}", _WITHOUT)
+
+
+def _check_pair(config: Any, method: str) -> None:
     targets, _ = PAIRS[method]
     name = (config.architectures or [""])[0]
     if name not in targets:
@@ -60,9 +88,16 @@ def check_target(config: Any, method: str) -> None:
         reads = f"LMDeploy's draft reads the inputs of layers 2, {layers // 2} and {layers - 3}"
         feature = f"speculative method 'eagle3' with a target of {layers} layers ({reads})"
         raise refuse(feature, f"use a larger target, or {_WITHOUT}")
-    if rope_parameters.original_length(config) is not None:
-        kind = rope_parameters.rope_type(rope_parameters.parameters(config))
-        raise refuse(f"speculative decoding with rope type {kind!r}", _WITHOUT)
+
+
+def check_states(model_config: Any) -> None:
+    """Raise UnsupportedFeatureError for a model whose layers keep a state that rejected drafts would change.
+
+    model_config: LMDeploy's ModelConfig of the target.
+    """
+    if model_config.states_shapes or model_config.state_cache_specs:
+        name = model_config.hf_config.architectures[0]
+        raise refuse(f"speculative method {METHOD!r} with {name}, which has linear attention", _WITHOUT)
 
 
 def check_draft(config: Any, method: str) -> None:

@@ -8,6 +8,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devi
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts
 from dlinfer.framework.lmdeploy_ext.layers.quantised import kv_quantisation
+from dlinfer.framework.lmdeploy_ext.ngram import method as ngram
 from dlinfer.framework.lmdeploy_ext.ranks import ray_cluster
 from dlinfer.framework.patching import Original, replaces
 
@@ -98,6 +99,9 @@ def build_specdecode_config(
     if is_served and speculative_config is not None:
         speculation.check_request(speculative_config, engine_config)
         activation.require(drafts.FEATURE)
+        if speculative_config.method == ngram.METHOD:
+            activation.require(ngram.FEATURE)
+            return ngram.config(speculative_config.num_speculative_tokens, dist_config)
     configs = (engine_config, cache_config, dist_config)
     return original(target_model, speculative_config, *configs, trust_remote_code)
 

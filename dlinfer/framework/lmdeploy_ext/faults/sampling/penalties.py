@@ -18,16 +18,13 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts, texts
-from dlinfer.framework.lmdeploy_ext.faults.sampling.texts import Text
 from dlinfer.framework.patching import Original
 
 OPENAI = ("presence_penalty", "frequency_penalty")
 """The penalties of OpenAI's protocol, as names of attributes that a GenerationConfig or SamplingParam may have."""
 
-Row = tuple[int, Text, Sequence[int]]
 
-
-def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Tensor:
+def apply(scores: Tensor, rows: Sequence[texts.Row], temperature: Tensor | None) -> Tensor:
     """Penalise logits in each row of ``scores`` by the tokens of the row's sequence. Change ``scores``, and return it.
 
     scores: logits [B, V], already divided by the temperature. temperature: [B]; None means 1 for all rows. rows: the
@@ -66,7 +63,7 @@ def apply(scores: Tensor, rows: Sequence[Row], temperature: Tensor | None) -> Te
     return scores.index_put_(index, new.to(scores.dtype))
 
 
-def end_repeating(scores: Tensor, rows: Sequence[Row], inputs: Any, window: int) -> Tensor:
+def end_repeating(scores: Tensor, rows: Sequence[texts.Row], inputs: Any, window: int) -> Tensor:
     """Allow only the first stop word in rows whose sequence repeats itself. Change ``scores`` in place, and return it.
 
     scores: logits [B, V]. inputs: SamplingInputs of the B rows. window: how many of the last tokens to search for

@@ -35,8 +35,9 @@ def _build_payload(original: Original, self: Any) -> dict[str, Any]:
     if inputs is None or inputs.is_decoding or _is_unfinished(inputs):
         return payload
     contexts = payload["sampling_inputs"].session_ctx
+    is_searched = getattr(self.maker.engine_strategy, "searches_texts", False)
     for seq, context in zip(payload["running"], contexts, strict=True):
-        context[START] = Start.of(seq, has_drafts=self.maker.spec_decoding)
+        context[START] = Start.of(seq, has_drafts=self.maker.spec_decoding, is_searched=is_searched)
     return payload
 
 
@@ -66,8 +67,8 @@ async def _async_sampling_logits(
     if inputs.is_dummy:
         return await original(self, logits, inputs, extra_inputs, sampling_inputs)
     has_drafts = self.spec_agent.is_enabled()
-    verifies = has_drafts and inputs.is_decoding
-    drafted = extra_inputs.output_draft_token_ids.tolist() if verifies else None
+    drafts = getattr(extra_inputs, "output_draft_token_ids", None) if inputs.is_decoding else None
+    drafted = None if drafts is None else drafts.tolist()
     texts, manager = texts_of(self), self.guided_decoding_manager
     starts = texts.begin(sampling_inputs, drafted)
     if manager is not None:

@@ -27,6 +27,7 @@ class Rules:
     has_drafts: whether speculative decoding may add several tokens in one step.
     min_new_tokens: the request's value if ``has_drafts``. Else it is 0, and LMDeploy counts the tokens itself.
     has_processors: whether logits processors read the tokens of the prompt and the answer.
+    is_searched: whether draft tokens are looked up in the prompt and the answer.
     """
 
     repetition: float = 1.0
@@ -37,9 +38,10 @@ class Rules:
     has_drafts: bool = False
     min_new_tokens: int = 0
     has_processors: bool = False
+    is_searched: bool = False
 
     @classmethod
-    def of(cls, param: Any, *, has_drafts: bool) -> "Rules":
+    def of(cls, param: Any, *, has_drafts: bool, is_searched: bool = False) -> "Rules":
         return cls(
             repetition=param.repetition_penalty,
             presence=getattr(param, "presence_penalty", 0.0),
@@ -49,12 +51,18 @@ class Rules:
             has_drafts=has_drafts,
             min_new_tokens=param.min_new_tokens if has_drafts else 0,
             has_processors=bool(param.logits_processors),
+            is_searched=is_searched,
         )
 
     @property
     def penalises(self) -> bool:
         """Whether the logits of some tokens depend on how often these tokens occur in the sequence."""
         return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether all tokens of the sequence are read in their order."""
+        return self.has_processors or self.is_searched
 
 
 NO_RULES = Rules()
@@ -74,12 +82,12 @@ class Start:
     prompt_length: int
 
     @classmethod
-    def of(cls, seq: Any, *, has_drafts: bool) -> "Start":
+    def of(cls, seq: Any, *, has_drafts: bool, is_searched: bool = False) -> "Start":
         """Return the Start of a SchedulerSequence."""
-        rules = Rules.of(seq.sampling_param, has_drafts=has_drafts)
+        rules = Rules.of(seq.sampling_param, has_drafts=has_drafts, is_searched=is_searched)
         generated = np.array(seq.generated_ids)
         length = seq.num_valid_ids - seq.num_new_tokens
-        reads_prompt = rules.repetition != 1.0 or rules.has_processors
+        reads_prompt = rules.repetition != 1.0 or rules.needs_tokens
         prompt = np.array(seq.valid_ids[:length] if reads_prompt else ())
         return cls(rules, prompt.astype(np.int64), generated.astype(np.int64), length)
 
@@ -94,7 +102,7 @@ class Text:
         self._recent: list[int] = []
         self._place: dict[int, int] = {}
         self._tokens, self._counts = array("q"), array("q")
-        self._all = array("q", start.prompt.tolist() if self.rules.has_processors else ())
+        self._all = array("q", start.prompt.tolist() if self.rules.needs_tokens else ())
         if self.rules.penalises:
             for token in np.unique(start.prompt).tolist():
                 self._place_of(token)
@@ -102,7 +110,7 @@ class Text:
 
     def add(self, tokens: Sequence[int]) -> None:
         self.length += len(tokens)
-        if self.rules.has_processors:
+        if self.rules.needs_tokens:
             self._all.extend(tokens)
         if self.rules.ngram_size > 0:
             self._recent.extend(tokens)
@@ -113,6 +121,10 @@ class Text:
     def all_tokens(self, drafted: Sequence[int] = ()) -> np.ndarray:
         """Return the tokens that logits processors read, int64 [N]: the prompt, the answer and ``drafted``."""
         return np.array(self._all + array("q", drafted))
+
+    def view(self) -> np.ndarray:
+        """Return the prompt and the answer, int64 [N], without a copy. While the result lives, ``add`` fails."""
+        return np.frombuffer(self._all, np.int64)
 
     def counts(self, drafted: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct tokens [N] of the sequence, and how often each was generated [N].
@@ -195,7 +207,11 @@ class Texts:
         self._texts.clear()
 
 
-def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[tuple[int, Text, Sequence[int]]]:
+Row = tuple[int, Text, Sequence[int]]
+"""A row of a step, its sequence's Text, and the draft tokens that come before the row."""
+
+
+def of_rows(contexts: Iterable[dict[str, Any]] | None) -> Iterator[Row]:
     """Yield (row, Text, preceding draft tokens) for each row whose sequence has a Text.
 
     contexts: the ``session_ctx`` of SamplingInputs. With speculative decoding a sequence has one row for each position.

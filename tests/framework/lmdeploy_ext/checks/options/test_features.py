@@ -64,6 +64,8 @@ def test_an_option_set_later_is_refused_when_the_engine_starts():
         ({"method": "eagle3"}, {}, r"'eagle3'\) without a draft model"),
         ({"method": "eagle", "model": "path", "num_speculative_tokens": 0}, {}, "num_speculative_tokens=0"),
         ({"method": "deepseek_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
+        ({"method": "ngram", "model": "path"}, {}, "'ngram' with model='path'.*leave model out"),
+        ({"method": "ngram", "num_speculative_tokens": -1}, {}, "num_speculative_tokens=-1.*use 1 or more"),
     ],
     ids=str,
 )
