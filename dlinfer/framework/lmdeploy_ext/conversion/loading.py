@@ -13,6 +13,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan, language_configs
 from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits, asked_plan, plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.gguf import weights
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -132,6 +133,13 @@ def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> 
         yield name, tensor
 
 
+def _gguf_tensors(path: str, prefix: str, model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    packing: Any = getattr(model, "gguf_packing", None)  # of ``layers.quantised.gguf_packing``
+    keeps = packing.keeps if packing is not None else lambda name: False
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    return weights.tensors(Path(path), prefix, keeps, dtype)
+
+
 @replaces(
     "lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
     why="passes tensors to the model as the files store them; GPTQ and compressed-tensors have to be converted "
@@ -147,6 +155,8 @@ def _load_model_weights(
     packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
     if packs and self._weight_type == "safetensors":
         read = functools.partial(model_files.tensors, prefix=self._prefix or "")
+    if any(model_files.is_gguf(Path(path)) for path in self._shard_paths):
+        read = functools.partial(_gguf_tensors, prefix=self._prefix or "", model=model)
     with_nan: list[str] = []
     stages = [functools.partial(_with_nan_noted, names=with_nan)]
     if plan is not None:

@@ -182,3 +182,10 @@ def type_sizes(path: Path) -> dict[int, tuple[int, int]]:
         advice = 'run `pip install "dlinfer[gguf]"`'
         raise unusable(path, "the package gguf is not installed", advice) from None
     return {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+
+
+def type_name(kind: int) -> str:
+    """Return llama.cpp's name of a type, such as Q4_K. kind: GGUF's number of the type."""
+    import gguf
+
+    return gguf.GGMLQuantizationType(kind).name
