@@ -46,8 +46,8 @@ class BlockType:
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """Return the float16 at byte ``at`` of each block, as float32 [blocks, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    """Return the float16 at byte ``at`` of each block, as float32 [blocks, 1]. The copy is aligned for a view."""
+    return blocks[:, at : at + 2].clone().view(torch.float16).float()
 
 
 def _nibbles(blocks: Tensor, begin: int, end: int, run: int) -> Tensor:
@@ -84,7 +84,7 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks, 0)
+    return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
 
 
 # --- blocks of 256 numbers
@@ -121,12 +121,12 @@ def _q6_k(blocks: Tensor) -> Tensor:
     pairs = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     upper = (blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> pairs & 3) << 4
     numbers = _nibbles(blocks, 0, 128, 64) | upper.flatten(1)
-    scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
+    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
     return ((numbers.float() - 32).unflatten(1, (16, 16)) * scales[..., None]).flatten(1)
 
 
 def _floats(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda blocks: blocks.contiguous().view(dtype).float()
+    return lambda blocks: blocks.clone().view(dtype).float()
 
 
 TYPES: dict[int, BlockType] = {

@@ -20,6 +20,9 @@ from dlinfer.framework.lmdeploy_ext.gguf.reader import SUFFIX, read, unusable
 LINK = f"model{SUFFIX}"
 """The name of the link to the GGUF file in its model folder."""
 
+GGUF_FILE = "gguf_file"
+"""The key in the folder's config.json with the path of the GGUF file."""
+
 _VERSION = 1  # of the folders' contents
 _INDEX = "model.safetensors.index.json"  # LMDeploy looks for this name
 
@@ -47,7 +50,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
         "generation_config.json": config.generation_config_of(header),
         _INDEX: {"weight_map": dict.fromkeys(names.sources(header), LINK)},
     }
-    files["config.json"]["gguf_file"] = str(file)
+    files["config.json"][GGUF_FILE] = str(file)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))

@@ -21,15 +21,6 @@ _AT_A_TIME = 2**22
 """How many numbers the package ``gguf`` reads at a time, so that temporary arrays take only some megabytes."""
 
 
-class Blocks(Tensor):
-    """A matrix in blocks: a tensor uint8 [rows, bytes of a row] that passes LMDeploy's loaders unchanged.
-
-    type: GGUF's number of its type.
-    """
-
-    type: int
-
-
 def is_float(kind: int) -> bool:
     """Return whether a type has floating-point numbers, not blocks. kind: GGUF's number of the type."""
     return kind in _FLOATS
@@ -59,19 +50,20 @@ def tensor(path: Path, name: str) -> Tensor:
 
 def tensors(
     path: Path, prefix: str, keeps: Callable[[str], bool], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield (prefix + name, tensor) for each tensor, with little memory. Each tensor may be written to.
+) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield (prefix + name, tensor, whether it is in blocks) for each tensor, with little memory.
 
-    keeps: returns whether a tensor stays in blocks; it is then yielded as ``Blocks``. dtype: the dtype of all others.
-    Gemma's norms are yielded in float32, because LMDeploy adds one to them.
+    keeps: returns whether a tensor stays in blocks. It is then uint8 [rows, bytes of a row], and must not be written
+    to. dtype: the dtype of all others, which are new tensors. Gemma's norms are in float32, because LMDeploy adds one
+    to them.
     """
     reader = _Reader(path)
     for name, source in sources(path).items():
         named = f"{prefix}{name}"
         if keeps(named):
-            yield named, reader.blocks(source)
+            yield named, reader.blocks(source), True
         else:
-            yield named, reader.numbers(source, torch.float32 if source.minus_one else dtype)
+            yield named, reader.numbers(source, torch.float32 if source.minus_one else dtype), False
         reader.release(source)
 
 
@@ -91,13 +83,10 @@ class _Reader:
             flat = torch.frombuffer(self._mapping, dtype=torch.uint8, count=entry.nbytes, offset=entry.begin)
         return flat.view(entry.rows, entry.row_bytes)
 
-    def blocks(self, source: Source) -> Blocks:
-        order = source.row_order()
-        stored = self._bytes(source)
-        blocks = stored if order is None else stored[torch.from_numpy(order)]
-        blocks = blocks.as_subclass(Blocks)
-        blocks.type = source.entry.type
-        return blocks
+    def blocks(self, source: Source) -> Tensor:
+        """Return the bytes of a tensor in the checkpoint's order, uint8 [rows, bytes of a row]."""
+        order, stored = source.row_order(), self._bytes(source)
+        return stored if order is None else stored[torch.from_numpy(order)]
 
     def numbers(self, source: Source, dtype: torch.dtype) -> Tensor:
         """Return the numbers of a tensor: a new tensor of ``dtype``, in the checkpoint's order and shape."""
