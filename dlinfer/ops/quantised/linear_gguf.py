@@ -3,15 +3,23 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
-from dlinfer.ops.core.spec import fused_op
-from dlinfer.ops.linear.dense import TOLERANCES, reduced
+from dlinfer.ops.core.spec import Tolerance, fused_op
+from dlinfer.ops.linear import dense
 from dlinfer.ops.quantised import gguf
 from dlinfer.ops.quantised.gguf_samples import packed
+
+
+_ROUNDING = "numbers of the weight are rounded, products are summed in float32, and the sum is rounded"
+TOLERANCES = dense.TOLERANCES | {
+    torch.float16: Tolerance(2e-3, 2e-3, _ROUNDING),
+    torch.bfloat16: Tolerance(1.6e-2, 1.6e-2, _ROUNDING),
+}
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -45,7 +53,7 @@ def _call_linear_gguf(
 
     Returns a new tensor [..., sum of rows] of x's dtype. Nothing is mutated. Raises OpArgumentError.
     """
-    return reduced(linear_gguf.overload(x, weight, bias, types, rows), all_reduce, group)
+    return dense.reduced(linear_gguf.overload(x, weight, bias, types, rows), all_reduce, group)
 
 
 linear_gguf.takes(x="float [..., in_features]", weight="any on x [bytes]", bias="like x [out_features]")

@@ -13,14 +13,14 @@ namespace dlinfer::gguf {
 
 using Ints = int32_t __attribute__((vector_size(sizeof(Floats))));
 
-// kLanes bytes, each in a lane.
+// kLanes bytes, each in a lane. GCC 12 would move them one by one, where it has no intrinsic.
 inline Words bytes(const uint8_t* from) {
   using Bytes = uint8_t __attribute__((vector_size(kLanes)));
   const auto some = load_as<Bytes>(from);
 #if defined(__AVX512F__)
   return (Words)_mm512_cvtepu8_epi32((__m128i)some);
 #elif defined(__AVX2__)
-  return (Words)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)some));
+  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(&some)));
 #else
   return __builtin_convertvector(some, Words);
 #endif
@@ -28,8 +28,15 @@ inline Words bytes(const uint8_t* from) {
 
 inline Floats floats(Words numbers) { return __builtin_convertvector((Ints)numbers, Floats); }
 
-// Of bytes with a sign.
-inline Floats signed_floats(Words numbers) { return __builtin_convertvector((Ints)(numbers << 24) >> 24, Floats); }
+// kLanes bytes with a sign.
+inline Floats signed_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+  return __builtin_convertvector((Ints)_mm512_cvtepi8_epi32((__m128i)load_as<Bytes>(from)), Floats);
+#else
+  return __builtin_convertvector((Ints)(bytes(from) << 24) >> 24, Floats);
+#endif
+}
 
 inline Words lane_numbers() {
   Words numbers;
@@ -41,7 +48,7 @@ inline Words lane_numbers() {
 inline float half(const uint8_t* from) {
   uint16_t bits;
   std::memcpy(&bits, from, sizeof bits);
-#if defined(__F16C__)
+#if defined(__F16C__) && !defined(DLINFER_MODEL)
   return _cvtsh_ss(bits);
 #else
   return float(Half(bits, Half::from_bits()));
@@ -118,7 +125,7 @@ struct Q8_0 {
   template <class Put>
   static void unpack(const uint8_t* from, const Put& put) {
     const Floats scale = all_lanes(half(from));
-    for (int i = 0; i < 32; i += kLanes) put(i, scale * signed_floats(bytes(from + 2 + i)));
+    for (int i = 0; i < 32; i += kLanes) put(i, scale * signed_bytes(from + 2 + i));
   }
 };
 
@@ -193,69 +200,5 @@ struct Q6_K {
     }
   }
 };
-
-// Unpacks `count` numbers of a row from number `first` on into T, rounded. Whole blocks, unless they hold one number.
-template <class T>
-using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, T* to);
-
-template <class Block, class T>
-void unpack_blocks(const uint8_t* row, int64_t first, int64_t count, T* to) {
-  const uint8_t* from = row + first / Block::kNumbers * Block::kBytes;
-  for (int64_t at = 0; at < count; at += Block::kNumbers, from += Block::kBytes) {
-    Block::unpack(from, [&](int64_t i, Floats values) __attribute__((always_inline)) { narrow(to + at + i, values); });
-  }
-}
-
-template <class Number, class T>
-void unpack_numbers(const uint8_t* row, int64_t first, int64_t count, T* to) {
-  Number some[kLanes];
-  for (int64_t at = 0; at < count; at += kLanes) {
-    const int64_t lanes = count - at < kLanes ? count - at : kLanes;
-    std::memcpy(some, row + (first + at) * sizeof(Number), lanes * sizeof(Number));
-    lanes == kLanes ? narrow(to + at, widen(some)) : narrow_part(to + at, widen_part(some, lanes), lanes);
-  }
-}
-
-template <class T>
-struct Format {
-  int64_t numbers, bytes;  // of a block
-  Unpack<T> unpack;
-};
-
-template <class T, class Block>
-constexpr Format<T> of_blocks() {
-  return {Block::kNumbers, Block::kBytes, unpack_blocks<Block, T>};
-}
-
-// By GGUF's number of a type; without `unpack` if the type is not known.
-template <class T>
-Format<T> format(int64_t type) {
-  switch (type) {
-    case 0:
-      return {1, 4, unpack_numbers<float, T>};
-    case 1:
-      return {1, 2, unpack_numbers<Half, T>};
-    case 2:
-      return of_blocks<T, Q4_0>();
-    case 3:
-      return of_blocks<T, Q4_1>();
-    case 6:
-      return of_blocks<T, Q5_0>();
-    case 7:
-      return of_blocks<T, Q5_1>();
-    case 8:
-      return of_blocks<T, Q8_0>();
-    case 12:
-      return of_blocks<T, Q4_K>();
-    case 13:
-      return of_blocks<T, Q5_K>();
-    case 14:
-      return of_blocks<T, Q6_K>();
-    case 30:
-      return {1, 2, unpack_numbers<BFloat16, T>};
-    default:
-      return {1, 1, nullptr};
-  }
-}
 
 }  // namespace dlinfer::gguf

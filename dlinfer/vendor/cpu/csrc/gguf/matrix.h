@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gguf/blocks.h"
+#include "gguf/formats.h"
 #include "linear/few_rows.h"
 
 namespace dlinfer::gguf {
@@ -46,7 +46,6 @@ class Matrix {
 
  private:
   static constexpr int64_t kStrip = 4, kChunk = kColumns<T>;
-  static constexpr int64_t kAhead = 2 << 10;  // bytes, which memory brings while others are unpacked
   static_assert(kChunk % 256 == 0);
 
   void strip_sums(int64_t first, int64_t count, int64_t begin, int64_t end, Rows<const T> x, float* sums) const {
@@ -57,7 +56,8 @@ class Matrix {
       for (int64_t r = 0; r < count; ++r) {
         const uint8_t* const row = at(first + r);
         const uint8_t* const now = row + column * row_bytes_ / columns_;
-        for (int64_t line = 0; line < ahead; line += 64) __builtin_prefetch(now + kAhead + line, 0, 2);
+        // Memory brings the next strip meanwhile: rows are too short for the processor to foresee where others begin.
+        for (int64_t line = 0; line < ahead; line += 64) __builtin_prefetch(now + kStrip * row_bytes_ + line, 0, 2);
         unpack_(row, column, width, unpacked + r * kStride);
       }
       multiply(unpacked, kStride, count, column, width, x, sums);
