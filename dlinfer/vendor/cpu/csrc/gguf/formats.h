@@ -3,12 +3,22 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "gguf/bfloat16.h"
 #include "gguf/blocks.h"
 
 namespace dlinfer::gguf {
+
+// As narrow, but any NaN stays one: files hold those whose bits narrow does not expect.
+template <class T>
+inline void put(T* to, Floats values) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    values = values == values ? values : all_lanes(std::numeric_limits<float>::quiet_NaN());
+  }
+  narrow(to, values);
+}
 
 // Unpacks `count` numbers of a row from number `first` on into T, rounded. Whole blocks, unless they hold one number.
 template <class T>
@@ -24,7 +34,7 @@ void unpack_blocks(const uint8_t* row, int64_t first, int64_t count, T* to) {
       continue;
     }
 #endif
-    Block::unpack(from, [&](int64_t i, Floats values) __attribute__((always_inline)) { narrow(to + at + i, values); });
+    Block::unpack(from, [&](int64_t i, Floats values) __attribute__((always_inline)) { put(to + at + i, values); });
   }
 }
 
@@ -39,11 +49,13 @@ void unpack_numbers(const uint8_t* row, int64_t first, int64_t count, T* to) {
   int64_t at = 0;
   for (; at + kLanes <= count; at += kLanes) {
     std::memcpy(some, from + at * sizeof(Number), sizeof some);
-    narrow(to + at, widen(some));
+    put(to + at, widen(some));
   }
   if (at < count) {
     std::memcpy(some, from + at * sizeof(Number), (count - at) * sizeof(Number));
-    narrow_part(to + at, widen_part(some, count - at), count - at);
+    T rest[kLanes];
+    put(rest, widen_part(some, count - at));
+    std::memcpy(to + at, rest, (count - at) * sizeof(T));
   }
 }
 
