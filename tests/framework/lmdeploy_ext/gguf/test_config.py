@@ -14,7 +14,7 @@ from dlinfer.framework.lmdeploy_ext.gguf.reader import Header
 from tests.framework.lmdeploy_ext.gguf import gguf_files
 from tests.framework.lmdeploy_ext.gguf.conftest import Written
 
-NOT_IN_FILES = {"initializer_range", "_name_or_path", "dtype", "transformers_version", "rms_norm_eps"}
+NOT_IN_FILES = {"architectures", "initializer_range", "_name_or_path", "dtype", "transformers_version", "rms_norm_eps"}
 
 
 def test_as_the_model(family: str, written: Written) -> None:
