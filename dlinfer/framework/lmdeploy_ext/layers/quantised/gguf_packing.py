@@ -215,9 +215,9 @@ class Packing:
                     model.lm_head = HeadGguf(*sizes)
 
     def _tell(self) -> None:
-        packed = self._all()
-        nbytes = sum(weight.nbytes for weight in packed)
-        logger.info("%s: %d weights stay in blocks, %.1f MB", self._path, len(packed), nbytes / 1e6)
+        if packed := self._all():
+            nbytes = sum(weight.nbytes for weight in packed)
+            logger.info("%s: %d weights stay in blocks, %.1f MB", self._path, len(packed), nbytes / 1e6)
         if self._unpacked:
             numbers = sum(source.entry.nbytes // source.entry.row_bytes * source.shape[-1] for source in self._unpacked)
             logger.warning(
