@@ -25,14 +25,17 @@ from dlinfer.ops.moe.clamped import fused_moe_clamped
 from dlinfer.ops.moe.eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp8, fused_moe_w8a8
 from dlinfer.ops.moe.floating import fused_moe
 from dlinfer.ops.moe.four_bit import fused_moe_w4a16
+from dlinfer.ops.moe.gguf import fused_moe_gguf
 from dlinfer.ops.moe.mxfp4 import fused_moe_mxfp4
 from dlinfer.ops.moe.routing import moe_gating_topk_softmax
 from dlinfer.ops.norm.rms_norm import add_rms_norm, rms_norm
 from dlinfer.ops.norm.rms_norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
 from dlinfer.ops.quantised.dynamic_quant import dynamic_quant
 from dlinfer.ops.quantised.embedding_bf12 import embedding_bf12
+from dlinfer.ops.quantised.embedding_gguf import embedding_gguf
 from dlinfer.ops.quantised.linear_bf12 import linear_bf12
 from dlinfer.ops.quantised.linear_fp8 import linear_blocked_fp8, linear_static_fp8
+from dlinfer.ops.quantised.linear_gguf import linear_gguf
 from dlinfer.ops.quantised.linear_w8a8 import linear_w8a8, linear_w8a8_static
 from dlinfer.ops.quantised.weight_quant import weight_quant_matmul
 from dlinfer.ops.recurrent.causal_conv1d import causal_conv1d
@@ -53,12 +56,14 @@ __all__ = [
     "causal_conv1d",
     "dynamic_quant",
     "embedding_bf12",
+    "embedding_gguf",
     "fill_kv_cache",
     "fill_quantised_kv_cache",
     "fused_moe",
     "fused_moe_bf12",
     "fused_moe_blocked_fp8",
     "fused_moe_clamped",
+    "fused_moe_gguf",
     "fused_moe_mxfp4",
     "fused_moe_static_fp8",
     "fused_moe_w4a16",
@@ -69,6 +74,7 @@ __all__ = [
     "linear",
     "linear_bf12",
     "linear_blocked_fp8",
+    "linear_gguf",
     "linear_static_fp8",
     "linear_w8a8",
     "linear_w8a8_static",

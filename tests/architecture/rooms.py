@@ -54,9 +54,12 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.errors": "errors",
     "dlinfer.framework.lmdeploy_ext.device": "errors settings vendor framework "
     "framework.lmdeploy_ext.versions",
-    "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.gguf": "errors settings ops framework.lmdeploy_ext.errors",
+    "dlinfer.framework.lmdeploy_ext.conversion": "settings ops framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.gguf",
     "dlinfer.framework.lmdeploy_ext.sampling": "framework framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device",
+    "dlinfer.framework.lmdeploy_ext.layers": "settings vendor ops framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.gguf framework.lmdeploy_ext.conversion",
     "dlinfer.framework.lmdeploy_ext.ranks": "ops framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.device",
@@ -73,9 +76,9 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.ngram": "settings framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.stepping",
     "dlinfer.framework.lmdeploy_ext.checks": "errors settings framework framework.lmdeploy_ext.versions "
-    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion "
-    "framework.lmdeploy_ext.ranks framework.lmdeploy_ext.layers framework.lmdeploy_ext.faults.sampling "
-    "framework.lmdeploy_ext.faults.models framework.lmdeploy_ext.ngram",
+    "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.gguf "
+    "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.ranks framework.lmdeploy_ext.layers "
+    "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models framework.lmdeploy_ext.ngram",
     "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
@@ -84,13 +87,15 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext": "dlinfer errors vendor framework "
     "framework.lmdeploy_ext.versions framework.lmdeploy_ext.errors framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.gguf "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models "
     "framework.lmdeploy_ext.vision framework.lmdeploy_ext.ranks framework.lmdeploy_ext.running "
     "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping framework.lmdeploy_ext.ngram "
     "framework.lmdeploy_ext.faults.answers framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.errors "
-    "framework.lmdeploy_ext.device framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
+    "framework.lmdeploy_ext.device framework.lmdeploy_ext.gguf framework.lmdeploy_ext.conversion "
+    "framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.quantise": "dlinfer errors toolchain "
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.conversion framework.lmdeploy_ext.checks",
     "dlinfer.framework.transformers_ext": "errors settings ops graph.torch_private graph.ir "
@@ -144,6 +149,7 @@ THIRD_PARTY = {
     | {"PIL", "fastapi", "lmdeploy", "numpy", "transformers", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.ranks": TORCH | {"lmdeploy", "ray"},
     "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
+    "dlinfer.framework.lmdeploy_ext.gguf": TORCH | {"gguf", "numpy", "tokenizers", "transformers"},
     "dlinfer.framework.lmdeploy_ext.running.metrics": {"prometheus_client"},
     "dlinfer.framework.lmdeploy_ext": TORCH
     | {"lmdeploy", "transformers", "numpy", "packaging", "safetensors", "xgrammar"},

@@ -27,6 +27,8 @@ _FIRST_OUTSIDE: dict[str, dict[str, Callable[[Case, dict[str, Any]], int]]] = {
     "causal_conv1d": {"state_ids": _states, "q_ends": lambda case, args: args["out"].shape[0] + 1},
     "gated_delta_rule": {"state_ids": _states, "q_ends": lambda case, args: args["out"].shape[0] + 1},
     "embedding_bf12": {"indices": lambda case, args: args["rows"]},
+    "embedding_gguf": {"indices": lambda case, args: args["rows"]},
+    "fused_moe_gguf": {"topk_ids": lambda case, args: args["gate_up_weights"].shape[0]},
     "fused_moe_bf12": {"topk_ids": lambda case, args: args["num_experts"]},
     "lora_linear": {"adapter_ids": lambda case, args: _length(args)},
 }

@@ -8,6 +8,7 @@ from typing import Any
 from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
+from dlinfer.framework.lmdeploy_ext.gguf import folder as gguf
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -16,7 +17,7 @@ logger = logging.getLogger("dlinfer")
 @replaces(
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
     why="returns before the device is chosen, and the command line then looks for the model before it creates the "
-    "engine config",
+    "engine config; does not know GGUF files",
     essential=False,
 )
 def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any = None) -> Any:
@@ -32,7 +33,17 @@ def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any 
         vendor_devices.check_vendor(device_type)
         if activation.serves(device_type):
             activation.activate(device_type)
+            _serve_gguf(parsed)
     return parsed
+
+
+def _serve_gguf(parsed: Any) -> None:
+    """Replace the path of a GGUF file by that of its model folder. The server's model keeps the name of the file."""
+    path = getattr(parsed, "model_path", None)
+    if path is not None and gguf.is_gguf(path):
+        parsed.model_path = str(gguf.model_folder(path))
+        if getattr(parsed, "model_name", path) is None:
+            parsed.model_name = path
 
 
 def _names_device(arguments: Iterable[str]) -> bool:

@@ -114,7 +114,7 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
     **{
         f"dlinfer::{name}": _product("x")
         for name in (
-            *("linear", "linears", "weight_quant_matmul", "linear_bf12"),
+            *("linear", "linears", "weight_quant_matmul", "linear_bf12", "linear_gguf"),
             *("linear_w8a8_static", "linear_blocked_fp8", "linear_static_fp8"),
         )
     },
@@ -148,7 +148,12 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
     },
     "dlinfer::fused_moe_w4a16": _PACKED_EXPERTS,
     "dlinfer::fused_moe_mxfp4": _PACKED_EXPERTS,
-    "dlinfer::fused_moe_bf12": _experts(lambda call: example_number(call["intermediate_size"], unknown=1)),
+    **{
+        f"dlinfer::fused_moe_{kind}": _experts(
+            lambda call: example_number(call["intermediate_size"], unknown=1)
+        )
+        for kind in ("bf12", "gguf")
+    },
 }
 
 

@@ -19,7 +19,7 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
     **{
         f"dlinfer.{name}": ("x",)
         for name in (
-            *("linear", "linears", "linear_bf12", "linear_blocked_fp8", "linear_static_fp8"),
+            *("linear", "linears", "linear_bf12", "linear_gguf", "linear_blocked_fp8", "linear_static_fp8"),
             *("linear_w8a8_static", "weight_quant_matmul", "dynamic_quant"),
             *("rms_norm", "rms_norm_w8a8", "silu_and_mul"),
         )
@@ -31,7 +31,7 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
     "dlinfer.moe_gating_topk_softmax": ("router_logits",),
     **{
         f"dlinfer.fused_moe{kind}": ("hidden_states", "topk_weights", "topk_ids")
-        for kind in " _bf12 _blocked_fp8 _clamped _mxfp4 _static_fp8 _w4a16 _w8a8".split(" ")
+        for kind in " _bf12 _blocked_fp8 _clamped _gguf _mxfp4 _static_fp8 _w4a16 _w8a8".split(" ")
     },
 }
 # Ops that work along the dimension ``dim`` of ``self``, and so mix the rows of that dimension only.

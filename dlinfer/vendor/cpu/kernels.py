@@ -15,12 +15,13 @@ from dlinfer.vendor.cpu.eight_bit import linears as eight_bit_linears
 from dlinfer.vendor.cpu.eight_bit import rows
 from dlinfer.vendor.cpu.four_bit import experts as four_bit_experts
 from dlinfer.vendor.cpu.four_bit import linears as four_bit_linears
+from dlinfer.vendor.cpu.gguf import matrices as gguf_matrices
 from dlinfer.vendor.cpu.recurrent import causal_conv1d, gated_delta_rule
 from dlinfer.vendor.cpu.sparse import attention as sparse
 
 _MODULES = (
     elementwise, gated, linears, lora, moe, ranks, decode, kv_cache, prefill, bf12_experts, matrices, eight_bit_experts,
-    eight_bit_linears, rows, four_bit_experts, four_bit_linears, causal_conv1d, gated_delta_rule, sparse,
+    eight_bit_linears, rows, four_bit_experts, four_bit_linears, gguf_matrices, causal_conv1d, gated_delta_rule, sparse,
 )  # fmt: skip
 
 _FUNCTIONS = [

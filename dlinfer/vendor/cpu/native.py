@@ -340,6 +340,10 @@ def _register_fakes() -> None:
         "silu_and_mul": lambda x: rows(x, x.shape[-1] // 2),
         "linear_bf12": lambda x, weight, bias, out_features: rows(x, out_features),
         "linear_bf12_silu_and_mul": lambda x, weight, bias, out_features: rows(x, out_features // 2),
+        "linear_gguf": lambda x, weight, bias, types, count: rows(x, sum(count)),
+        "embedding_gguf": lambda indices, weight, kind, count, columns, dtype: weight.new_empty(
+            (*indices.shape, columns), dtype=dtype
+        ),
         "weight_quant_matmul weight_quant_matmul_int8 mxfp4_matmul": lambda x, qweight, scales, *rest: rows(
             x, scales.shape[1]
         ),

@@ -89,6 +89,21 @@ def test_a_packed_weight_counts_as_its_numbers():
     assert counted(in_12_bits, random(5, 16), bf12.pack(random(24, 16).bfloat16())) == 2 * 5 * 16 * 24
 
 
+def test_weights_in_ggufs_blocks_count_as_their_numbers():
+    def linear(x, weight):
+        return ops.linear_gguf(x, weight, types=[8, 2], rows=[24, 8])
+
+    weight = torch.zeros(24 * 34 + 8 * 18, dtype=torch.uint8)
+    assert counted(linear, random(5, 32), weight) == 2 * 5 * 32 * 32
+
+    def moe(x, gate_up, down, weights, ids):
+        return ops.fused_moe_gguf(x, gate_up, down, weights, ids, True, 32, [8, 8], 8)
+
+    gate_up, down = (torch.zeros(4, count * 34, dtype=torch.uint8) for count in (64, 32))
+    weights, ids = random(5, 2), torch.randint(4, (5, 2))
+    assert counted(moe, random(5, 32), gate_up, down, weights, ids) == 5 * 2 * 2 * 3 * 32 * 32
+
+
 def test_experts_count_what_is_chosen():
     x, gate_up, down = random(5, 8), random(4, 12, 8), random(4, 8, 6)
     weights, ids = random(5, 2), torch.randint(4, (5, 2))
@@ -137,7 +152,7 @@ NO_PRODUCT = {
     *("silu_mul", "gelu_mul", "silu_and_mul"),
     *("fill_kv_cache", "fill_quantised_kv_cache"),
     *("rms_norm", "add_rms_norm", "rms_norm_w8a8", "add_rms_norm_w8a8", "dynamic_quant"),
-    *("moe_gating_topk_softmax", "embedding_bf12", "all_reduce"),
+    *("moe_gating_topk_softmax", "embedding_bf12", "embedding_gguf", "all_reduce"),
     *("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
 }
 

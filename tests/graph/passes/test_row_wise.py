@@ -19,7 +19,7 @@ NOT_ROW_WISE = {
     # mutates its argument
     "all_reduce",
     # stand in front of attention, where no selection of rows gets to
-    *("embedding_bf12", "apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
+    *("embedding_bf12", "embedding_gguf", "apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
 }
 
 

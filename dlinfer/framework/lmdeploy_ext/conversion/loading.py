@@ -13,6 +13,8 @@ from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, Plan, language_configs
 from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits, asked_plan, plan_of
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.gguf import weights
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -43,6 +45,8 @@ def rewrite(hf_config: Any) -> None:
             del hf_config.quantization_config  # LMDeploy tests hasattr, so None is not enough
             hf_config.experts_packed_as = stored["quant_method"]
     elif stored is None and all(part is None for part in nested):
+        if asked_bits() and hasattr(hf_config, GGUF_FILE):
+            logger.warning("DLINFER_CPU_WEIGHTS=%s has no effect: this is a GGUF file.", asked_bits())
         plan = asked_plan(hf_config.to_dict())
     if plan is not None and plan.config is not None:
         hf_config.quantization_config = plan.config
@@ -94,11 +98,15 @@ class Layers:
 
     def of(self, name: str) -> torch.nn.Module | None:
         """Return the linear layer that owns the tensor ``name``; None for other tensors (embeddings, norms)."""
+        layer = self.owner(name)
+        return layer if hasattr(layer, "in_features") else None
+
+    def owner(self, name: str) -> torch.nn.Module | None:
+        """Return the module that owns the tensor ``name``; None if the model has none."""
         path = place_of(name.rpartition(".")[0])
         parent, _, last = path.rpartition(".")
         whole = self._joined.get(last, last)
-        layer = self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
-        return layer if hasattr(layer, "in_features") else None
+        return self._modules.get(path) or self._modules.get(f"{parent}.{whole}" if parent else whole)
 
 
 def plan_of_folder(folder: Path) -> Plan | None:
@@ -132,6 +140,18 @@ def _with_nan_noted(weights: Iterable[tuple[str, Tensor]], names: list[str]) -> 
         yield name, tensor
 
 
+def _gguf_tensors(path: str, prefix: str, packing: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a GGUF file that LMDeploy loads, unpacked. All others go to ``packing`` in blocks.
+
+    packing: of ``layers.quantised.gguf_packing``.
+    """
+    for name, tensor, is_packed in weights.tensors(Path(path), prefix, packing.keeps, packing.dtype):
+        if is_packed:
+            packing.put(name, tensor)
+        else:
+            yield name, tensor
+
+
 @replaces(
     "lmdeploy.pytorch.weight_loader.model_weight_loader:ModelWeightLoader.load_model_weights",
     why="passes tensors to the model as the files store them; GPTQ and compressed-tensors have to be converted "
@@ -142,11 +162,13 @@ def _load_model_weights(
     original: Original, self: Any, model: torch.nn.Module, device: torch.device | None = None
 ) -> None:
     plan = plan_of_folder(Path(self.model_path))
-    packing: Any = getattr(model, "bf12_packing", None)  # of ``layers.quantised.bf12_packing``
+    packing: Any = getattr(model, "packing", None)  # of ``layers.quantised.bf12_packing`` or ``gguf_packing``
     read = self._get_weights_iterator
     packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
     if packs and self._weight_type == "safetensors":
         read = functools.partial(model_files.tensors, prefix=self._prefix or "")
+    if any(model_files.is_gguf(Path(path)) for path in self._shard_paths):
+        read = functools.partial(_gguf_tensors, prefix=self._prefix or "", packing=packing)
     with_nan: list[str] = []
     stages = [functools.partial(_with_nan_noted, names=with_nan)]
     if plan is not None:

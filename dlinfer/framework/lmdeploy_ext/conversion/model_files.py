@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.gguf import reader, weights
 
 NAMES = tuple(
     f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")
@@ -71,9 +72,10 @@ def readable_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stored:
-    """The header's entry for one tensor of a safetensors file.
+    """The header's entry for one tensor of a safetensors or GGUF file.
 
-    dtype: safetensors' name of the dtype. begin: the file offset of the tensor's first byte.
+    dtype: safetensors' name of the dtype, or llama.cpp's name of a type with blocks. begin: the file offset of the
+    tensor's first byte. of_blocks: the size of blocks in bytes; 0 for a dtype of safetensors.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Stored:
     dtype: str
     shape: tuple[int, ...]
     begin: int = 0
+    of_blocks: int = 0
 
     @property
     def elements(self) -> int:
@@ -89,7 +92,7 @@ class Stored:
     @property
     def nbytes(self) -> int:
         """The size of the tensor in the file, in bytes."""
-        return self.elements * DTYPES[self.dtype].itemsize
+        return self.of_blocks or self.elements * DTYPES[self.dtype].itemsize
 
 
 def index_or_file(folder: Path) -> str | None:
@@ -109,15 +112,25 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_pickled(path: Path) -> bool:
-    """Return whether a weight file is pickled by torch. All others are in safetensors' format."""
-    return path.suffix != ".safetensors"
+    """Return whether a weight file is pickled by torch. All others are in safetensors' format or GGUF."""
+    return path.suffix != ".safetensors" and not is_gguf(path)
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a weight file is a GGUF file. The index of a model folder in the cache names such a file."""
+    return path.suffix == reader.SUFFIX
 
 
 # --- headers
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return tensor name -> entry of a safetensors file, in the order of the bytes. The file must be complete."""
+    """Return tensor name -> entry of a safetensors or GGUF file, in the order of the bytes.
+
+    The file must be complete.
+    """
+    if is_gguf(path):
+        return {name: _of_gguf(source, path) for name, source in weights.sources(path).items()}
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
@@ -129,8 +142,16 @@ def header(path: Path) -> dict[str, Stored]:
     return {stored.name: stored for stored in sorted(tensors, key=lambda stored: stored.begin)}
 
 
+def _of_gguf(source: weights.Source, path: Path) -> Stored:
+    entry = source.entry
+    of_blocks = 0 if weights.is_float(entry.type) else entry.nbytes
+    return Stored(
+        source.name, path.name, reader.type_name(entry.type), entry.shape, entry.begin, of_blocks=of_blocks
+    )
+
+
 def read(folder: Path) -> list[Stored]:
-    """Return the entries of all tensors in the safetensors files that LMDeploy loads. These files must be complete."""
+    """Return the entries of all tensors in the files that LMDeploy loads, but pickled ones. They must be complete."""
     stored: dict[str, Stored] = {}
     for path in weight_files(folder):
         stored |= {} if is_pickled(path) else header(path)
@@ -168,6 +189,9 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     if is_pickled(path):
         yield from _pickled(path, "meta").items()
         return
+    if is_gguf(path):
+        yield from weights.empty_tensors(path)
+        return
     for name, stored in header(path).items():
         dtype = DTYPES.get(stored.dtype, torch.uint8)
         yield name, torch.empty(stored.shape, dtype=dtype, device="meta")
@@ -175,6 +199,8 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def tensor(path: Path, name: str) -> Tensor:
     """Return one tensor of a weight file. Do not write to it, because it may be a view of the mapped file."""
+    if is_gguf(path):
+        return weights.tensor(path, name)
     return _pickled(path, "cpu")[name] if is_pickled(path) else _view(_mapped(path), header(path)[name])
 
 

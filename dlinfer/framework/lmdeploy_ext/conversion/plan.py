@@ -12,6 +12,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
     language_configs,
 )
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 
 _BF12 = "bf12"
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
@@ -62,7 +63,7 @@ def packs_bf12(hf_config: Any) -> bool:
     BF12 packing is lossless, so LMDeploy gets no ``quantization_config`` and builds its usual layers.
     """
     # ``rewrite`` sets experts_packed_as if it removes a quantised checkpoint's configuration.
-    names = ("quantization_config", "experts_packed_as")
+    names = ("quantization_config", "experts_packed_as", GGUF_FILE)
     quantised = (getattr(part, name, None) for part in language_configs(hf_config) for name in names)
     return asked_bits() == _BF12 and all(value is None for value in quantised)
 
@@ -95,7 +96,7 @@ def asked_plan(model: Mapping[str, Any]) -> Plan | None:
     cannot be packed.
     """
     bits = asked_bits()
-    if not bits or bits == _BF12:
+    if not bits or bits == _BF12 or GGUF_FILE in model:
         return None
     from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
 

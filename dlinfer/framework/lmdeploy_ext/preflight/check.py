@@ -19,6 +19,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.device.weight_memory import too_large
 from dlinfer.framework.lmdeploy_ext.errors import in_short
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE, is_gguf, model_folder
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import (
     GRAPHS,
@@ -101,6 +102,8 @@ def preflight(folder: Path, device: str, trust_remote_code: bool = False, **opti
             raise activation.refuse(
                 f"preflight with tp={engine.tp}", "leave tp out: preflight plans one process", device
             )
+        if is_gguf(folder):
+            folder = model_folder(folder)
         check_model_folder(folder, trust_remote_code)
         with remote_code.explained(folder, trust_remote_code):
             built = model.build(folder, engine, trust_remote_code)
@@ -149,12 +152,13 @@ def _served(ops: list[str], device: str) -> Iterator[OpServed]:
 def _memory(folder: Path, built: model.Built) -> Memory:
     """Return the memory that an engine would take. Raises MemoryPlanError or ModelMemoryError if too little is free."""
     available = activation.device().memory()
-    config, cache, packing = built.config, built.cache, built.bf12_packing
+    config, cache, packing = built.config, built.cache, built.packing
     tensors, converted = model_files.read(folder), plan_of_folder(folder)
     weights = built.weight_bytes
-    if tensors and not built.packs_head and not (converted is not None and converted.changes_bytes):
+    of_gguf = hasattr(config.hf_config, GGUF_FILE)  # the layers' sizes are known, and what stays in blocks
+    if tensors and not of_gguf and not built.packs_head and not (converted is not None and converted.changes_bytes):
         weights = model_files.loaded_bytes(tensors, config.dtype.itemsize, bool(config.tie_word_embeddings))
-    gives_back = converted is not None and converted.packs
+    gives_back = of_gguf or (converted is not None and converted.packs)
     if packing is not None:
         weights -= packing.saved_bytes
         gives_back = gives_back or packing.gives_back

@@ -68,15 +68,18 @@ class Built:
         return hasattr(getattr(self.module, "lm_head", None), "numbers")
 
     @property
-    def bf12_packing(self) -> Any:
-        """The object that packs weights to BF12 while they load (see ``layers.quantised.bf12_packing``), or None."""
-        return getattr(self.module, "bf12_packing", None)
+    def packing(self) -> Any:
+        """The object that packs weights while they load, or None.
+
+        See ``layers.quantised.bf12_packing`` and ``layers.quantised.gguf_packing``.
+        """
+        return getattr(self.module, "packing", None)
 
     @property
     def ops(self) -> list[str]:
         """The names of the ops that the model's layers call, each once, in the order of the layers."""
         called = [op for name in self.implementations for op in _OPS.get(name, "").split()]
-        called += self.bf12_packing.ops if self.bf12_packing is not None else ()
+        called += self.packing.ops if self.packing is not None else ()
         return list(dict.fromkeys(called))
 
     @property

@@ -38,7 +38,7 @@ _NATIVE = {
         f"dlinfer::{name}": name
         for name in (
             "all_reduce",
-            *"linear linears linear_bf12 embedding_bf12 weight_quant_matmul linear_w8a8 dynamic_quant".split(),
+            *"linear linears linear_bf12 linear_gguf embedding_bf12 weight_quant_matmul linear_w8a8 dynamic_quant".split(),
             *"rms_norm_w8a8 add_rms_norm_w8a8 rms_norm add_rms_norm apply_rotary_pos_emb".split(),
             *"silu_and_mul silu_mul gelu_mul fill_kv_cache paged_decode_attention prefill_attention".split(),
             *"paged_prefill_attention moe_gating_topk_softmax fused_moe fused_moe_clamped fused_moe_bf12".split(),
@@ -165,6 +165,7 @@ _IF_PLAIN: dict[Any, Callable[[fx.Node], bool]] = {
     ops.paged_prefill_attention.overload: _is_plain_paged,
     ops.prefill_attention.overload: lambda node: _is_plain_attention(node, "k", "v"),
     ops.linear_bf12.overload: lambda node: fake(arguments(node)["x"]).dtype is torch.bfloat16,
+    ops.linear_gguf.overload: lambda node: fake(arguments(node)["x"]).dtype in NATIVE_FLOATS,
     ops.fused_moe_bf12.overload: _is_packed_mixture,
     ops.embedding_bf12.overload: lambda node: fake(arguments(node)["indices"]).dtype in _PLACES,
     ops.moe_gating_topk_softmax.overload: _is_plain_mixture,

@@ -33,7 +33,7 @@ _OPS: dict[str, Collection[str]] = {
             "linear", "linears", "rms_norm", "add_rms_norm", "silu_and_mul", "silu_mul", "gelu_mul",
             "apply_rotary_pos_emb", "fill_kv_cache", "prefill_attention", "paged_prefill_attention",
             "paged_decode_attention", "moe_gating_topk_softmax", "fused_moe", "fused_moe_clamped",
-            "linear_w8a8",
+            "linear_w8a8", "linear_gguf", "embedding_gguf",
         )
     },
     "linear_blocked_fp8": ("linear_fp8", "rounded_in_blocks"),

@@ -17,6 +17,7 @@ from dlinfer.ops.attention.samples import (
 )
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.quantised import bf12, eight_bit
+from dlinfer.ops.quantised.gguf_samples import packed
 from dlinfer.ops.quantised.linear_fp8 import blocked_weight
 from dlinfer.ops.quantised.linear_w8a8 import quantised_weight
 
@@ -52,6 +53,13 @@ def _linear_bf12(make: SampleMaker) -> Arguments:
         weight[7] *= 2.0**-40  # exceptions of the packing
         for rows in ROWS:
             yield make.tensor(rows, columns), bf12.pack(weight), make.tensor(70), 70
+
+
+def _linear_gguf(make: SampleMaker) -> Arguments:
+    types, sizes = [12, 14, 8, 2, 30], [33, 18, 7, 20, 5]
+    weight = packed(make, types, sizes, 1280)  # more columns than are unpacked at a time
+    for rows in ROWS:
+        yield make.tensor(rows, 1280), weight, make.tensor(sum(sizes)), types, sizes
 
 
 def _linear_w8a8(make: SampleMaker) -> Arguments:
@@ -109,6 +117,7 @@ LARGER: Mapping[str, Callable[[SampleMaker], Arguments]] = {
     "linear": _linear,
     "linears": _linears,
     "linear_bf12": _linear_bf12,
+    "linear_gguf": _linear_gguf,
     "linear_w8a8": _linear_w8a8,
     "linear_blocked_fp8": _linear_blocked_fp8,
     "fused_moe": _fused_moe,

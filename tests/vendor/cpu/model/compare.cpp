@@ -84,6 +84,8 @@ const Case kCases[] = {
     CASE(cvtph_ps, _mm512_cvtph_ps(x.get<__m256i>(0))),
     CASE(cvtps_ph, _mm512_cvtps_ph(x.f(0), _MM_FROUND_TO_NEAREST_INT)),
     CASE(cvtepu16_epi32, _mm512_cvtepu16_epi32(x.get<__m256i>(0))),
+    CASE(cvtepu8_epi32, _mm512_cvtepu8_epi32(x.get<__m128i>(0))),
+    CASE(cvtepu8_epi16, _mm512_cvtepu8_epi16(x.get<__m256i>(0))),
     CASE(cvtepi8_epi32, _mm512_cvtepi8_epi32(x.get<__m128i>(0))),
     CASE(cvtepi32_epi16, _mm512_cvtepi32_epi16(x.i(0))),
     CASE(cvtsepi32_epi8, _mm512_cvtsepi32_epi8(x.i(0))),

@@ -19,6 +19,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.faults.models.phimoe import SAVED_AS
+from dlinfer.framework.lmdeploy_ext.gguf import folder as gguf
 from dlinfer.framework.patching import Original, replaces
 
 _COPY_AGAIN = "copy or download the complete model again"
@@ -170,10 +171,10 @@ def _check_weight_file(folder: Path, file: str, names: set[str]) -> set[str]:
 
 
 def names_in(path: Path) -> set[str]:
-    """Return the names of a weight file's tensors. Raises safetensors' or torch's own error for a broken file."""
+    """Return the names of a weight file's tensors. Raises an error of the file's format for a broken file."""
     from safetensors import safe_open
 
-    if model_files.is_pickled(path):
+    if model_files.is_pickled(path) or model_files.is_gguf(path):
         return {name for name, _ in model_files.empty_tensors(path)}
     # Opening reads the header and compares it with the file's length. With framework="torch" safetensors would map the
     # file as writable, and Linux refuses that for a file larger than the memory.
@@ -223,6 +224,42 @@ def get_task(
             check_model_folder(Path(model_path), trust_remote_code)
             session_length.check(model_path, backend_config.session_len, trust_remote_code)
     return original(backend, model_path, trust_remote_code, backend_config)
+
+
+@replaces(
+    "lmdeploy.pipeline:Pipeline.__init__",
+    why="does not know GGUF files",
+    essential=False,
+)
+def init_pipeline(
+    original: Original,
+    self: Any,
+    model_path: str,
+    backend_config: Any = None,
+    chat_template_config: Any = None,
+    log_level: str = "WARNING",
+    max_log_len: int | None = None,
+    trust_remote_code: bool = False,
+    speculative_config: Any = None,
+    allowed_media_domains: list[str] | None = None,
+    **kwargs: Any,
+) -> None:
+    device = getattr(backend_config, "device_type", "cuda" if backend_config is None else None)
+    if gguf.is_gguf(model_path) and device is not None:
+        if activation.serves(vendor_devices.without_cuda(device)):
+            model_path = str(gguf.model_folder(model_path))
+    original(
+        self,
+        model_path,
+        backend_config,
+        chat_template_config,
+        log_level,
+        max_log_len,
+        trust_remote_code,
+        speculative_config,
+        allowed_media_domains,
+        **kwargs,
+    )
 
 
 @replaces(

@@ -1,5 +1,6 @@
 """Checks a model's memory and adapters, after LMDeploy has built its layers and before it loads the weights."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,13 +8,14 @@ import torch
 from dlinfer.framework.lmdeploy_ext.checks.model import adapters, weights
 from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 from dlinfer.framework.patching import Original, replaces
 
 
 @replaces(
     "lmdeploy.pytorch.models.patch:build_patched_model",
     why="builds every layer in the checkpoint's format, and checks neither its memory nor its adapters; "
-    "DLINFER_CPU_HEAD and DLINFER_CPU_WEIGHTS=bf12 need packed layers",
+    "DLINFER_CPU_HEAD, DLINFER_CPU_WEIGHTS=bf12 and GGUF files need packed layers",
     when=activation.is_on,
 )
 def build_patched_model(
@@ -32,6 +34,10 @@ def build_patched_model(
             from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing  # likewise
 
             bf12_packing.prepare(model, tied, config.dtype)
+        if hasattr(config.hf_config, GGUF_FILE):
+            from dlinfer.framework.lmdeploy_ext.layers.quantised import gguf_packing  # likewise
+
+            gguf_packing.prepare(model, tied, config.dtype, Path(getattr(config.hf_config, GGUF_FILE)))
         return model
 
     model = weight_memory.checked(make, tied)

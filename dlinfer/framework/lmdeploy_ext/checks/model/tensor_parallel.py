@@ -61,6 +61,8 @@ def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> Non
     """
     if tp == 1:
         return
+    if GGUF_FILE in config:
+        raise refuse(f"tp={tp} of a GGUF file", f"{_ADVICE}, or the model in the format of Hugging Face")
     names = support.architectures(config)
     if not set(names) <= set(COMPARED):
         raise refuse(f"tp={tp} of {', '.join(names)}", f"{_ADVICE}, or a model of {', '.join(COMPARED)}")

@@ -7,22 +7,17 @@ memory at any time.
 """
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from lmdeploy.pytorch.backends.dlinfer.linear import DlinferLinearImpl
-from lmdeploy.pytorch.nn.linear import BaseLinear, MergedBaseLinear, QKVBaseLinear
-from lmdeploy.pytorch.nn.moe.default import FusedMoE
+from lmdeploy.pytorch.nn.linear import MergedBaseLinear, QKVBaseLinear
 from lmdeploy.pytorch.weight_loader.model_weight_loader import default_weight_loader
 from torch import Tensor, nn
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.layers.moe.experts import Experts
-from dlinfer.framework.lmdeploy_ext.layers.quantised import table
+from dlinfer.framework.lmdeploy_ext.layers.quantised import packable, table
 from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import (
     EmbeddingBF12,
     ExpertsBF12,
@@ -35,8 +30,6 @@ logger = logging.getLogger("dlinfer")
 
 WORTHWHILE = 0.8
 """The largest ratio of packed to unpacked bytes that we accept. Padding and unusual exponents take extra bytes."""
-
-_LINEAR = (BaseLinear, MergedBaseLinear, QKVBaseLinear)
 
 
 class Weight:
@@ -57,8 +50,7 @@ class Weight:
         self.module, self._pack, self._parts = module, pack, parts
         parameter = self.parameter
         self._shape = parameter.shape
-        self.columns = parameter.shape[-1]
-        self.rows = math.prod(parameter.shape[:-1])
+        self.rows, self.columns = packable.sizes(parameter)
         self.plain_bytes = parameter.nbytes
         self.is_packed = False
         self._copied: dict[Any, int] = {}
@@ -127,10 +119,10 @@ class Packing:
         """
         self._model, self._tied = model, tied
         self.gives_back = type(model).__name__ in table.CLASSES
-        self._layers = [Weight(layer, _pack, _parts(layer)) for layer in _layers(model)]
+        self._layers = [Weight(layer, _pack, _parts(layer)) for layer in packable.layers(model, _is_bfloat16)]
         self._experts = [
             (layer, *(Weight(part, _pack, count) for part, count in _parts_of_experts(layer)))
-            for layer in _experts(model)
+            for layer in packable.experts(model, _is_bfloat16)
         ]
         owner = _table_owner(model, tied)
         self._table = None if owner is None else Weight(owner, _pack)
@@ -165,7 +157,7 @@ class Packing:
 
     def finish(self) -> None:
         """Replace LMDeploy's layers by layers that read packed weights. Call this once all weights are loaded."""
-        del self._model.bf12_packing
+        del self._model.packing
         for weight in self._weights:
             weight.end()
         for weight in self._layers:
@@ -196,11 +188,11 @@ class Packing:
 
 
 def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
-    """Let a model pack each weight as soon as it is loaded. Sets ``model.bf12_packing``.
+    """Let a model pack each weight as soon as it is loaded. Sets ``model.packing``.
 
-    After the last weight, ``model.bf12_packing.finish`` has to be called.
+    After the last weight, ``model.packing.finish`` has to be called.
 
-    model: LMDeploy's, before weights load. On the device ``meta``, ``bf12_packing`` only reports what would be packed.
+    model: LMDeploy's, before weights load. On the device ``meta``, ``packing`` only reports what would be packed.
     dtype: the model's. A dtype other than bfloat16 leaves the model unchanged, with a warning.
     """
     if dtype is not torch.bfloat16:
@@ -209,36 +201,13 @@ def prepare(model: Any, tied: bool, dtype: torch.dtype) -> None:
             str(dtype).removeprefix("torch."),
         )
         return
-    model.bf12_packing = Packing(model, tied)
+    model.packing = Packing(model, tied)
 
 
 def _pack(weight: Tensor) -> Tensor:
     """Pack bfloat16 [rows, columns] into uint8 [bytes], with the device's own faster function if it has one."""
     packed = activation.device().pack_bf12(weight)
     return bf12.pack(weight) if packed is None else packed
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the linear layers to pack: those of LMDeploy's own unquantised classes.
-
-    These classes keep no other data derived from the weight. The output projection is left out, because LMDeploy reads
-    the dtype of its weight. Layers that share a weight are left out too.
-    """
-    users = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-    heads = {
-        id(layer)
-        for name, layer in model.named_modules(remove_duplicate=False)
-        if name.rpartition(".")[2] == "lm_head"
-    }
-    return [
-        layer
-        for layer in model.modules()
-        if type(layer) in _LINEAR
-        and type(layer.impl) is DlinferLinearImpl
-        and id(layer) not in heads
-        and users[id(layer.weight)] == 1
-        and _is_packable(layer.weight)
-    ]
 
 
 def _parts(layer: Any) -> int | None:
@@ -256,33 +225,14 @@ def _parts_of_experts(layer: Any) -> list[tuple[nn.Module, int | None]]:
     return list(zip((layer.gate_up, layer.down), counts, strict=True))
 
 
-def _experts(model: nn.Module) -> list[Any]:
-    """Return the layers of experts to pack: those of LMDeploy's unquantised class, without biases and ep."""
-    return [
-        layer
-        for layer in model.modules()
-        if type(layer) is FusedMoE
-        and type(layer.impl) is Experts
-        and layer.ep_size == 1
-        and layer.act_func is None
-        and layer.gate_up.bias is None
-        and layer.down.bias is None
-        and all(_is_packable(part.weight, 3) for part in (layer.gate_up, layer.down))
-    ]
-
-
-def _is_packable(weight: Any, rank: int = 2) -> bool:
-    return isinstance(weight, nn.Parameter) and weight.dtype is torch.bfloat16 and weight.ndim == rank
+def _is_bfloat16(dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16
 
 
 def _table_owner(model: nn.Module, tied: bool) -> nn.Module | None:
-    """Return the layer that owns the output projection's weight; None if the projection is not to be packed.
-
-    It is packed only in the model classes ``table.CLASSES``, because they use its weight for nothing else.
-    """
-    head: Any = getattr(model, "lm_head", None)
-    is_plain = type(head) in _LINEAR and head.tp == 1 and table.why_kept(model) is None
-    if settings.current().cpu_head == "kept" or not is_plain:
+    """Return the layer that owns the output projection's weight; None if the projection is not to be packed."""
+    if settings.current().cpu_head == "kept" or not packable.has_packable_head(model):
         return None
+    head: Any = model.lm_head
     owner: Any = model.get_input_embeddings() if tied else head  # pyright: ignore[reportCallIssue]
-    return owner if _is_packable(owner.weight) else None
+    return owner if packable.is_packable(owner.weight, _is_bfloat16) else None

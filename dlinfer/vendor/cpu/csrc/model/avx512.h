@@ -272,6 +272,15 @@ inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
                            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))};
   return model::bits<__m512i>(wide);
 }
+inline __m512i _mm512_cvtepu8_epi32(__m128i x) {
+  const __m256i wide[2] = {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+  return model::bits<__m512i>(wide);
+}
+inline __m512i _mm512_cvtepu8_epi16(__m256i x) {
+  const __m256i wide[2] = {_mm256_cvtepu8_epi16(_mm256_castsi256_si128(x)),
+                           _mm256_cvtepu8_epi16(_mm256_extracti128_si256(x, 1))};
+  return model::bits<__m512i>(wide);
+}
 inline __m512i _mm512_cvtepi8_epi32(__m128i x) {
   const __m256i wide[2] = {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
   return model::bits<__m512i>(wide);

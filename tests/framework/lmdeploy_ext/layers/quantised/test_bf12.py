@@ -126,7 +126,7 @@ def test_every_bit_of_every_layer_is_there(tmp_path, shards, tied, name, caplog)
     if tied:
         assert embedding.table is head.table
         assert torch.equal(embedding.table, head.table)
-    assert not hasattr(got, "bf12_packing")
+    assert not hasattr(got, "packing")
     assert f"packed {4 * folders.LAYERS + 1} weights" in caplog.text
     assert "left 0 in bfloat16" in caplog.text
 
@@ -210,7 +210,7 @@ def test_a_quantised_checkpoint_stays_and_is_told_of(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "dlinfer"):
         model = made(tmp_path / "m", device="meta")
     assert "already quantised (smooth_quant)" in caplog.text
-    assert not hasattr(model, "bf12_packing")
+    assert not hasattr(model, "packing")
 
 
 def test_the_layout_of_plain_weights_is_nothing_to_packed_ones(tmp_path, monkeypatch):
@@ -241,10 +241,10 @@ def test_preflight_and_the_engine_count_packed_bytes(tmp_path, tied):
     largest = 2 * 2 * folders.INNER * folders.HIDDEN  # gate and up, whole until they are packed
     assert report.memory.mapped == model_files.largest_tensor(stored) + largest
     model = made(tmp_path / "m", device="meta")
-    saved = model.bf12_packing.saved_bytes
+    saved = model.packing.saved_bytes
     in_floats = {one.data_ptr(): one.nbytes for one in plain(tmp_path / "m").parameters()}
     assert saved == sum(in_floats.values()) - report.memory.weights
-    assert model.bf12_packing.largest_weight == largest
+    assert model.packing.largest_weight == largest
 
 
 def test_experts_stay(tmp_path):
