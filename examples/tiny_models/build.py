@@ -179,7 +179,10 @@ def _configure_as_released(folder: Path, architecture: str) -> None:
 
 
 def _randomise_vectors(model) -> None:
-    """Norm weights are born as ones, biases and routers' corrections as zeros, where forgetting them would not show."""
+    """Norm weights are born as ones, biases and routers' corrections as zeros, where forgetting them would not show.
+
+    Decay rates of gated linear attention (``A_log``) become so small that a state lasts for dozens of tokens.
+    """
     import torch
 
     with torch.no_grad():
@@ -187,7 +190,8 @@ def _randomise_vectors(model) -> None:
         for name, parameter in [*model.named_parameters(), *corrections]:
             if parameter.ndim == 1:
                 noise = torch.randn_like(parameter) * 0.2
-                parameter.copy_(noise if name.endswith("bias") else 1 + noise)
+                middle = 0 if name.endswith("bias") else -2 if name.endswith("A_log") else 1
+                parameter.copy_(middle + noise)
 
 
 def main() -> None:

@@ -69,8 +69,6 @@ VISION = {
     "Phi3VForCausalLM",
     "Qwen3OmniMoeForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
 }
 
 
