@@ -19,8 +19,8 @@ GEN = {"max_new_tokens": NEW, "ignore_eos": True}
 COMMON = {"eager_mode": True, "block_size": 16, "session_len": 256, "max_batch_size": 6}
 CONFIGS: dict[str, dict[str, Any]] = {
     "few blocks": {"num_gpu_blocks": 24},
-    "kept states": {"enable_prefix_caching": True, "prefix_cache_state_budget": 16},
-    "chunked": {"enable_prefix_caching": True, "prefix_cache_state_budget": 32, "max_prefill_token_num": 32},
+    "kept states": {"enable_prefix_caching": True, "prefix_cache_state_budget": 64},
+    "chunked": {"enable_prefix_caching": True, "prefix_cache_state_budget": 64, "max_prefill_token_num": 32},
 }
 FAMILIES = ("qwen3_5", "qwen3_next")
 

@@ -30,7 +30,7 @@ LONG: dict[str, dict[str, dict[str, Any]]] = {
 }
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
 SHARES_IMAGES = ("qwen3_vl", "glm4v")
-# Their states are kept at the ends of prompts, so a prompt finds one only if it continues another.
+# Their states are kept at the ends of prompts, and of chunks, whose sizes depend on the time that steps take.
 CONTINUES_IMAGES = ("qwen3_5", "qwen3_5_moe")
 PHASES = ["decoding", "logits", "prefill", "vision"]
 
@@ -74,7 +74,7 @@ def check(family: str, mode: str, config: str, run: EngineRun, hf: dict[str, np.
     assert sorted(phase for phase, _, _ in graphs["phases"]) == (PHASES if mode == "graph" else [])
     assert graphs["late"] == 0, "an image was compiled for while requests ran"
     assert all(graph["coverage"] == 1.0 for graph in run["explained"])
-    if config == "prefix":
+    if config == "prefix" and family not in CONTINUES_IMAGES:
         cached = max(response["cached_tokens"] for response in run["one by one"])
         assert (cached > 0) is (family in SHARES_IMAGES)
 
