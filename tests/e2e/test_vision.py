@@ -29,7 +29,7 @@ LONG: dict[str, dict[str, dict[str, Any]]] = {
     | {"chunked": {"session_len": 2048, "max_prefill_token_num": 1236}}
 }
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
-SHARES_IMAGES = ("qwen3_vl", "glm4v")
+SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "glm4v")
 # Their states are kept at the ends of prompts, and of chunks, whose sizes depend on the time that steps take.
 CONTINUES_IMAGES = ("qwen3_5", "qwen3_5_moe")
 PHASES = ["decoding", "logits", "prefill", "vision"]

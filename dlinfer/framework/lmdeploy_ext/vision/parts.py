@@ -168,6 +168,17 @@ _TILES: Sizes = {"pixel_values": ("tiles", None, None, None)}
 _IMAGES: Sizes = {"images": ("images", None, None, None)}
 _EXPERTS: Sizes = {"lang_ids": ("words",), "vision_ids": ("pieces",)}
 _COGVLM = ("model.vision", "forward")
+_QWEN3_VL = Parts(
+    "language_model",
+    _VISUAL,
+    _PLACED,
+    _qwen3_vl,
+    tower=towers.stacked,
+    restore=towers.unstacked,
+    speech=towers.deepstacked,
+    arrange_speech=towers.dense_features,
+    speech_sizes={"deepstack": (None, None, "tokens", None)},
+)
 _QWEN3_5 = Parts("model.language_model", ("model.visual", "forward"), _PLACED, _qwen3_5)
 
 PARTS: dict[str, Parts] = {
@@ -180,17 +191,8 @@ PARTS: dict[str, Parts] = {
     ),
     "InternVLChatModel": Parts("language_model", ("", "extract_feature"), _TILES, _internvl_chat),
     "LlavaForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _llava),
-    "Qwen3VLForConditionalGeneration": Parts(
-        "language_model",
-        _VISUAL,
-        _PLACED,
-        _qwen3_vl,
-        tower=towers.stacked,
-        restore=towers.unstacked,
-        speech=towers.deepstacked,
-        arrange_speech=towers.dense_features,
-        speech_sizes={"deepstack": (None, None, "tokens", None)},
-    ),
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Glm4vForConditionalGeneration": Parts(

@@ -38,6 +38,7 @@ SERVED_VISION = {
     "InternVLForConditionalGeneration": "text_config",
     "InternVLChatModel": "llm_config",
     "Qwen3VLForConditionalGeneration": "text_config",
+    "Qwen3VLMoeForConditionalGeneration": "text_config",
     "Qwen3_5ForConditionalGeneration": "text_config",
     "Qwen3_5MoeForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",

@@ -68,7 +68,6 @@ VISION = {
     "MiniCPMV",
     "Phi3VForCausalLM",
     "Qwen3OmniMoeForConditionalGeneration",
-    "Qwen3VLMoeForConditionalGeneration",
 }
 
 
