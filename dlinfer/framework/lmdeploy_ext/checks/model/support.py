@@ -16,10 +16,8 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _DIFFUSION = "it decodes by block diffusion"
-_QWEN3_5 = "it is Qwen3.5's vision-language model with other experts, and Qwen3.5 is not supported"
-
 NOT_SERVED = {
-    "MetaMoeForConditionalGeneration": _QWEN3_5,
+    "MetaMoeForConditionalGeneration": "its experts lie in several blocks, and transformers has no such class",
     "DeepseekV4ForCausalLM": "it attends to compressed caches",
     "SDARForCausalLM": _DIFFUSION,
     "SDARMoeForCausalLM": _DIFFUSION,
