@@ -46,6 +46,9 @@ _PACKED = re.compile(
     r"|block_sparse_moe\.experts\.\d+\.w[123])\.weight"
 )
 
+_TABLES = ("model.embed_tokens", "model.language_model.embed_tokens", "lm_head")
+"""Layers that may be packed as a table, in checkpoints as in LMDeploy's models."""
+
 
 def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     """Return the plan that packs a floating-point model to int8 or int4.
@@ -128,7 +131,7 @@ def packed_head(
     is left out. Raises UnsupportedFeatureError for a packed tensor with infinities or NaN.
     """
     parameters = {name for name, _ in model.named_parameters()}
-    tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]
+    tables = [name for name in _TABLES if f"{name}.numbers" in parameters]
     for name, tensor in weights:
         owner = name.removesuffix(".weight")
         if owner in tables and owner != name:
