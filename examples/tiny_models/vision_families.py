@@ -21,7 +21,8 @@ class VisionFamily:
 
     config: of the whole model. extra: the tokenizer's further tokens, from id ``VOCAB_SIZE`` on. image: how the chat
     template writes one. files: name -> JSON, what the processor is made from. renamed: (beginning
-    of a weight's name as transformers 5 writes it, as the family's checkpoints have it). chat: the language model's
+    of a weight's name as transformers 5 writes it, as the family's checkpoints have it). joined: whether those have
+    one tensor of all experts, for which transformers 5 writes one for each. chat: the language model's
     class where the checkpoint is an InternVLChatModel, for which this model is the oracle.
     """
 
@@ -32,6 +33,7 @@ class VisionFamily:
     image: str
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     renamed: tuple[str, str] | None = None
+    joined: bool = False
     chat: str | None = None
 
 
@@ -280,6 +282,7 @@ VISION["qwen3_5_moe"] = replace(
     exercises="the same with experts beside a gated shared one",
     config=VISION["qwen3_5"].config
     | {"text_config": _QWEN3_5_TEXT | MOE | {"shared_expert_intermediate_size": 96}},
+    joined=True,
 )
 
 # Families whose language model no other class of LMDeploy's has. They are also asked as text models are.

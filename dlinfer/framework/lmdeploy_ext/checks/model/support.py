@@ -46,6 +46,13 @@ SERVED_VISION = {
 }
 """Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
 
+_COMPARED_PACKED = {
+    "Qwen3_5ForConditionalGeneration": ("awq",),
+    "Qwen3_5MoeForConditionalGeneration": ("awq",),
+    "Qwen3VLMoeForConditionalGeneration": (),
+}
+"""Vision-language architecture -> the quantisation methods with which its tokens were compared. Others have no limit."""
+
 
 def architectures(config: dict[str, Any]) -> list[str]:
     """Return a configuration's class names: first the name in ``auto_map``, if any, then those in ``architectures``.
@@ -63,6 +70,7 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
     """
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
+    inside = None
     if is_vision_language(config):
         if (reason := reason_against(names, config)) is not None:
             feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
@@ -75,7 +83,9 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
         if name in NOT_SERVED and name not in drafts:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for part, quantisation_config in quantisation_of(config):
-        quantisation.check(names, quantisation_config, part, is_inside=part is not config)
+        is_inside = part is not config
+        model = part if is_inside or inside is None else {**inside, **config}  # the sizes are inside
+        quantisation.check(names, quantisation_config, model, is_inside)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
@@ -125,6 +135,10 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
         return "it drops image tokens that carry little information (flash_mode)"
     if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):
         return "its tokens with quantised weights were never compared"
+    methods = {str(stored.get("quant_method", "unknown")) for _, stored in quantisation_of(dict(config))}
+    for name in names:
+        if methods - set(_COMPARED_PACKED.get(name, methods)):
+            return f"its tokens with weights quantised as {', '.join(sorted(methods))} were never compared"
     if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
         return "its config.json has no text_config, where transformers 5 reads the language model"
     return None
