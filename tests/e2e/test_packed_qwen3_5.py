@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.conversion.formats import AwqInt4
+from examples.tiny_models.build import STAMP
 from tests.e2e.cell_checks import FP32_DECISIVE
 from tests.e2e.harness import Lab
 from tests.e2e.vision_chats import CHATS, as_openai
@@ -33,7 +34,9 @@ def rounded(weight: Tensor) -> Tensor:
 
 def write_twin(floats: Path, out: Path) -> int:
     """Write the model with each packed weight as 4 bits have it. Returns how many tensors those were."""
-    shutil.copytree(floats, out, dirs_exist_ok=True)
+    out.mkdir()
+    for file in floats.iterdir():
+        shutil.copy(file, out)
     tensors, count = load_file(floats / "model.safetensors"), 0
     for name, weight in tensors.items():
         if PROJECTION.fullmatch(name):
@@ -42,6 +45,7 @@ def write_twin(floats: Path, out: Path) -> int:
             halves = [rounded(part) for expert in weight for part in expert.chunk(1 + ("gate" in name))]
             tensors[name], count = torch.cat(halves).view(weight.shape), count + 1
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / STAMP).write_text(f"{(out / STAMP).read_text()} in 4 bits\n")  # the oracle's answers are kept by it
     return count
 
 
@@ -49,8 +53,9 @@ def write_twin(floats: Path, out: Path) -> int:
 @pytest.mark.parametrize(("family", "packed"), [("qwen3_5", 3 * 3 + 4 + 4 * 3), ("qwen3_5_moe", 3 * 3 + 4 + 4 * 5)])
 def test_tokens_equal_transformers(lab: Lab, tmp_path: Path, family: str, packed: int, mode: str) -> None:
     model = lab.model(family)
-    assert write_twin(model, tmp_path) == packed
-    hf = lab.reference(tmp_path, chats=CHATS, max_new_tokens=24)
+    twin = tmp_path / "twin"
+    assert write_twin(model, twin) == packed
+    hf = lab.reference(twin, chats=CHATS, max_new_tokens=24)
     assert min(float(hf[f"gap_{i}"].min()) for i in range(len(CHATS))) > FP32_DECISIVE, "choose another seed"
     asked = {"prompts": [as_openai(chat) for chat in CHATS], "chat": True}
     step = {"name": "s", "kind": "call", "gen": {"max_new_tokens": 24, "ignore_eos": True}, **asked}
