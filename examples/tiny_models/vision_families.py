@@ -240,7 +240,11 @@ VISION["qwen3_vl_moe"] = replace(
     hf_name="Qwen3VLMoe",
     exercises="the same with experts, after a dense layer",
     config=VISION["qwen3_vl"].config
-    | {"text_config": VISION["qwen3_vl"].config["text_config"] | MOE | {"moe_intermediate_size": 48, "mlp_only_layers": [0]}},
+    | {
+        "text_config": VISION["qwen3_vl"].config["text_config"]
+        | MOE
+        | {"moe_intermediate_size": 48, "mlp_only_layers": [0]}
+    },
 )
 
 # Three linear layers and one of attention, not in the usual order.

@@ -45,12 +45,16 @@ def write_twin(floats: Path, out: Path) -> int:
             halves = [rounded(part) for expert in weight for part in expert.chunk(1 + ("gate" in name))]
             tensors[name], count = torch.cat(halves).view(weight.shape), count + 1
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    (out / STAMP).write_text(f"{(out / STAMP).read_text()} in 4 bits\n")  # the oracle's answers are kept by it
+    (out / STAMP).write_text(
+        f"{(out / STAMP).read_text()} in 4 bits\n"
+    )  # the oracle's answers are kept by it
     return count
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize(("family", "packed"), [("qwen3_5", 3 * 3 + 4 + 4 * 3), ("qwen3_5_moe", 3 * 3 + 4 + 4 * 5)])
+@pytest.mark.parametrize(
+    ("family", "packed"), [("qwen3_5", 3 * 3 + 4 + 4 * 3), ("qwen3_5_moe", 3 * 3 + 4 + 4 * 5)]
+)
 def test_tokens_equal_transformers(lab: Lab, tmp_path: Path, family: str, packed: int, mode: str) -> None:
     model = lab.model(family)
     twin = tmp_path / "twin"

@@ -51,7 +51,7 @@ _COMPARED_PACKED = {
     "Qwen3_5MoeForConditionalGeneration": ("awq",),
     "Qwen3VLMoeForConditionalGeneration": (),
 }
-"""Vision-language architecture -> the quantisation methods with which its tokens were compared. Others have no limit."""
+"""Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 
 
 def architectures(config: dict[str, Any]) -> list[str]:

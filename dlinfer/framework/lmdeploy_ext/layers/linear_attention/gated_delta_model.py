@@ -80,12 +80,12 @@ def _build_config_3_5(
     text = hf_config.text_config
     _linear_layers("Qwen3.5", list(text.layer_types))
     text.attn_output_gate = True
-    text.rope_parameters = {"mrope_section": _SECTIONS_3_5} | text.rope_parameters | {"mrope_interleaved": True}
+    text.rope_parameters = (
+        {"mrope_section": _SECTIONS_3_5} | text.rope_parameters | {"mrope_interleaved": True}
+    )
     if text.dtype is None:
         text.dtype = hf_config.dtype
-    return original(
-        cls, hf_config, model_path, tp, is_draft_model, spec_method, num_spec_tokens, **kwargs
-    )
+    return original(cls, hf_config, model_path, tp, is_draft_model, spec_method, num_spec_tokens, **kwargs)
 
 
 # --- parts that LMDeploy's models put together themselves
@@ -131,7 +131,9 @@ PATCHES = (
     _replaces_next("lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp", why=_CACHES)(
         _decay_rate
     ),
-    _replaces_3_5("lmdeploy.pytorch.models.qwen3_5:Qwen3_5GatedDeltaNet.get_A_log_exp", why=_CACHES)(_decay_rate),
+    _replaces_3_5("lmdeploy.pytorch.models.qwen3_5:Qwen3_5GatedDeltaNet.get_A_log_exp", why=_CACHES)(
+        _decay_rate
+    ),
 )
 
 

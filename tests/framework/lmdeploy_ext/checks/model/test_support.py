@@ -111,7 +111,9 @@ def test_qwen3_5_is_served_in_awq_alone(name: str):
     config = {"architectures": [name], "text_config": text, "vision_config": {}}
     check_support(config | {"quantization_config": AWQ})
     with pytest.raises(UnsupportedFeatureError, match=r"linear_num_value_heads . linear_value_head_dim=96"):
-        check_support(config | {"text_config": text | {"linear_value_head_dim": 24}, "quantization_config": AWQ})
+        check_support(
+            config | {"text_config": text | {"linear_value_head_dim": 24}, "quantization_config": AWQ}
+        )
     with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised as fp8 were never compared"):
         check_support(config | {"quantization_config": {"quant_method": "fp8"}})
 
