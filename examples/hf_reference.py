@@ -37,7 +37,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 
 def end_tokens(model, tokenizer) -> list[int]:
@@ -116,9 +122,16 @@ def check_alone() -> None:
         )
 
 
+def load(model_folder: Path, dtype: str) -> Any:
+    """Load the checkpoint's own class, with its part for images if it has one."""
+    has_images = hasattr(AutoConfig.from_pretrained(model_folder), "vision_config")
+    auto_class = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+    return auto_class.from_pretrained(model_folder, dtype=dtype).eval()
+
+
 def run(model_folder: Path, job: dict) -> dict[str, np.ndarray]:
     """Answer a job (see the module's docstring) as the arrays of OUT.npz."""
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
+    model = load(model_folder, job.get("dtype", "auto"))
     choose_frequencies(model)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     ends = end_tokens(model, tokenizer)

@@ -106,7 +106,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     if family in VISION:
         torch.manual_seed(seed)
         model = vision.make(VISION[family])
-        _randomise_vectors(model)
+        randomise_vectors(model)
         vision.forbid_image_tokens(model)
         model = model.to(getattr(torch, dtype)).eval()
         if VISION[family].chat is not None:
@@ -125,7 +125,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     config = model_class.config_class(**spec.config)
     torch.manual_seed(seed)
     model = model_class(config)
-    _randomise_vectors(model)
+    randomise_vectors(model)
     model.generation_config.eos_token_id = STOP_IDS
     model = model.to(getattr(torch, dtype)).eval()
     tokens = tokenizer.train()
@@ -178,8 +178,11 @@ def _configure_as_released(folder: Path, architecture: str) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _randomise_vectors(model) -> None:
-    """Norm weights are born as ones, biases and routers' corrections as zeros, where forgetting them would not show."""
+def randomise_vectors(model) -> None:
+    """Norm weights are born as ones, biases and routers' corrections as zeros, where forgetting them would not show.
+
+    Decay rates of gated linear attention (``A_log``) become so small that a state lasts for dozens of tokens.
+    """
     import torch
 
     with torch.no_grad():
@@ -187,7 +190,8 @@ def _randomise_vectors(model) -> None:
         for name, parameter in [*model.named_parameters(), *corrections]:
             if parameter.ndim == 1:
                 noise = torch.randn_like(parameter) * 0.2
-                parameter.copy_(noise if name.endswith("bias") else 1 + noise)
+                middle = 0 if name.endswith("bias") else -2 if name.endswith("A_log") else 1
+                parameter.copy_(middle + noise)
 
 
 def main() -> None:

@@ -40,6 +40,8 @@ def save(spec: VisionFamily, model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
     if spec.renamed is not None:
         _rename_weights(folder / "model.safetensors", *spec.renamed)
+    if spec.joined:
+        _join_experts(folder / "model.safetensors")
     tokens = tokenizer.train(spec.extra, CHAT_TEMPLATE.format(image=spec.image))
     tokens.save_pretrained(folder)
     for name, content in spec.files.items():
@@ -67,3 +69,20 @@ def _rename_weights(file: Path, now: str, then: str) -> None:
         then + name.removeprefix(now) if name.startswith(now) else name: w for name, w in weights.items()
     }
     save_file(renamed, file, metadata={"format": "pt"})
+
+
+def _join_experts(file: Path) -> None:
+    """Make tensors of all experts: gate and up [experts, 2 x inner, hidden], down [experts, hidden, inner]."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    first = [name for name in weights if ".experts.0.gate_proj." in name]
+    for layer in (name.partition("0.gate_proj.")[0] for name in first):
+        count = sum(name.startswith(layer) and ".gate_proj." in name for name in weights)
+        gate, up, down = (
+            torch.stack([weights.pop(f"{layer}{i}.{part}_proj.weight") for i in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        weights |= {f"{layer}gate_up_proj": torch.cat([gate, up], 1), f"{layer}down_proj": down}
+    save_file(weights, file, metadata={"format": "pt"})

@@ -7,7 +7,7 @@ tokens.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .families import BOS, COMMON, EOS, POSITIONAL, VOCAB_SIZE
+from .families import BOS, COMMON, EOS, MOE, POSITIONAL, VOCAB_SIZE
 
 # Tokens of the vocabulary, and then those that stand for images; the model has room for more than there are.
 ROOM = VOCAB_SIZE + 24
@@ -21,7 +21,8 @@ class VisionFamily:
 
     config: of the whole model. extra: the tokenizer's further tokens, from id ``VOCAB_SIZE`` on. image: how the chat
     template writes one. files: name -> JSON, what the processor is made from. renamed: (beginning
-    of a weight's name as transformers 5 writes it, as the family's checkpoints have it). chat: the language model's
+    of a weight's name as transformers 5 writes it, as the family's checkpoints have it). joined: whether those have
+    one tensor of all experts, for which transformers 5 writes one for each. chat: the language model's
     class where the checkpoint is an InternVLChatModel, for which this model is the oracle.
     """
 
@@ -32,6 +33,7 @@ class VisionFamily:
     image: str
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     renamed: tuple[str, str] | None = None
+    joined: bool = False
     chat: str | None = None
 
 
@@ -233,6 +235,62 @@ VISION: dict[str, VisionFamily] = {
     ),
 }
 
+VISION["qwen3_vl_moe"] = replace(
+    VISION["qwen3_vl"],
+    hf_name="Qwen3VLMoe",
+    exercises="the same with experts, after a dense layer",
+    config=VISION["qwen3_vl"].config
+    | {
+        "text_config": VISION["qwen3_vl"].config["text_config"]
+        | MOE
+        | {"moe_intermediate_size": 48, "mlp_only_layers": [0]}
+    },
+)
+
+# Three linear layers and one of attention, not in the usual order.
+_QWEN3_5_TEXT = _TEXT | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_QWEN3_5_VISION = dict(VISION["qwen3_vl"].config["vision_config"])
+del _QWEN3_5_VISION["deepstack_visual_indexes"]
+
+VISION["qwen3_5"] = VisionFamily(
+    "Qwen3_5",
+    "layers of gated linear attention, whose states are of a sequence; gated attention, rotary on half of each head",
+    {
+        **_QWEN_IDS,
+        **_QWEN_ENDS,
+        "text_config": _QWEN3_5_TEXT,
+        "vision_config": _QWEN3_5_VISION,
+    },
+    _QWEN_TOKENS,
+    _QWEN_IMAGE,
+    _qwen_processor("Qwen3VLProcessor"),
+)
+VISION["qwen3_5_moe"] = replace(
+    VISION["qwen3_5"],
+    hf_name="Qwen3_5Moe",
+    exercises="the same with experts beside a gated shared one",
+    config=VISION["qwen3_5"].config
+    | {"text_config": _QWEN3_5_TEXT | MOE | {"shared_expert_intermediate_size": 96}},
+    joined=True,
+)
+
+# Families whose language model no other class of LMDeploy's has. They are also asked as text models are.
+ALSO_TEXT = {name: VISION[name] for name in ("qwen3_5", "qwen3_5_moe")}
 
 _GLM_NAMES = ("image_start", "image_end", "image", "video_start", "video_end", "video")
 VISION["glm4v"] = VisionFamily(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.tiny_models.families import BRIEF
+from examples.tiny_models.vision_families import VISION
 from tests.e2e.cell_jobs import (
     CANCELLED,
     CANCELLED_TOKENS,
@@ -17,7 +17,7 @@ from tests.e2e.cell_jobs import (
     stop_requests,
 )
 from tests.e2e.harness import NEW_TOKENS, PROMPT_LENGTHS, EngineRun, Lab
-from tests.e2e.matrix import Cell
+from tests.e2e.matrix import BRIEF, Cell
 
 # Where HF's two best scores are closer than this, the order of a sum may decide between them. In float32 such
 # a pair would make "equal" a matter of luck, so the models' seeds must not produce one; measured errors are
@@ -67,7 +67,7 @@ def exact_logits(lab: Lab, model: Path, sequences: list[list[int]]) -> list[np.n
 
 
 def check_graphs(run: EngineRun, cell: Cell) -> list[str]:
-    """In graph mode prefill, decoding and logits are one graph each, and requests compile nothing.
+    """In graph mode prefill, decoding, logits and a vision part are one graph each, and requests compile nothing.
 
     An engine whose attention is one for both phases has one graph for them, all of it in the engine.
     """
@@ -76,6 +76,7 @@ def check_graphs(run: EngineRun, cell: Cell) -> list[str]:
         return [f"eager mode compiled {graphs}"] if graphs["phases"] else []
     failures = []
     expected = ["forward", "logits"] if cell.engine else ["decoding", "logits", "prefill"]
+    expected += ["vision"] if cell.family in VISION else []
     if sorted(phase for phase, _, _ in graphs["phases"]) != expected:
         failures.append(f"phases: {graphs['phases']}")
     if any(outcome == "eager" for _, outcome, _ in graphs["phases"]):

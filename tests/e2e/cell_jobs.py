@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from examples.tiny_models.families import BRIEF
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
-from tests.e2e.matrix import CONFIGS, POSITION_LENGTHS, Cell
+from tests.e2e.matrix import BRIEF, CONFIGS, POSITION_LENGTHS, Cell
 
 # Prompts that are scored together with HF's continuation of them.
 SCORED = [1, 3]

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlinfer.vendor import discovery
-from examples.tiny_models.families import BRIEF, FAMILIES
+from examples.tiny_models import families
+from examples.tiny_models.families import FAMILIES
+from examples.tiny_models.vision_families import ALSO_TEXT
 
 SEEDS = (0, 1, 2)
 
@@ -29,6 +31,9 @@ ENGINES = ("openvino",)
 
 # What strict cells run under: nothing may fall back to single kernels, nothing is left out as too small.
 STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
+
+# Families of which tests ask tokens alone, with fewer options than of the first ones.
+BRIEF = {**families.BRIEF, **ALSO_TEXT}
 
 # Prompts of the families in BRIEF: before and behind the original length of 64 tokens and the window of 16. The
 # second outgrows the length while it is continued.

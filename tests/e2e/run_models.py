@@ -18,12 +18,12 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from examples.tiny_models.build import BUILT
-from examples.tiny_models.families import BRIEF, FAMILIES, REWARD
+from examples.tiny_models.families import FAMILIES, REWARD
 from tests.e2e.cell_checks import check
 from tests.e2e.cell_jobs import answers
 from tests.e2e.harness import Lab
 from tests.e2e.ledger import Ledger, code_fingerprint
-from tests.e2e.matrix import MODES, Cell, brief_cells, cells
+from tests.e2e.matrix import BRIEF, MODES, Cell, brief_cells, cells
 from tests.framework.lmdeploy_ext.nested import NESTED
 from tests.graph.matrix.ledger import ROOT
 from tests.graph.matrix.progress import progress

@@ -1,5 +1,6 @@
 """DLINFER_CPU_WEIGHTS=bf12: tokens and logits are those of the model in bfloat16, bit for bit; weights are packed."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import torch
 import transformers
 
-from examples.tiny_models import tokenizer
+from examples.tiny_models import tokenizer, vision
+from examples.tiny_models.build import randomise_vectors
 from examples.tiny_models.families import COMMON, STOP_IDS
+from examples.tiny_models.vision_families import VISION
 from tests.e2e import quantised_model, test_adapters
 from tests.e2e.harness import NEW_TOKENS, EngineRun, Lab
 from tests.e2e.test_quantise_command import make
@@ -47,6 +50,10 @@ REST = [
     Case("mistral", eager=True),
     Case("qwen3_moe", eager=True, packed=11),
     Case("qwen3_moe", eager=False, is_tied=True, packed=11),
+    Case("qwen3_5", eager=True, packed=22),
+    Case("qwen3_5", eager=False, is_tied=True, packed=22),
+    Case("qwen3_5", eager=True, is_tied=True, head="int8", packed=21),
+    Case("qwen3_5_moe", eager=True, packed=30),
     Case("llama", eager=False, head="kept", packed=8),
     Case("qwen2", eager=True, is_tied=True, head="int8", packed=8),
 ]
@@ -67,8 +74,30 @@ def make_experts(folder: Path, **more: int) -> None:
     tokenizer.train().save_pretrained(folder)
 
 
+def make_qwen3_5(family: str, folder: Path, is_tied: bool) -> None:
+    """A random Qwen3.5 in bfloat16, of sizes that are packed."""
+    torch.manual_seed(0)
+    whole = VISION[family].config
+    text = whole["text_config"] | quantised_model.SIZES | {"linear_key_head_dim": 32}
+    if "moe" in family:
+        text |= quantised_model.EXPERTS | {"shared_expert_intermediate_size": 128}
+    sizes: dict[str, Any] = {
+        "text_config": text,
+        "vision_config": whole["vision_config"] | {"out_hidden_size": quantised_model.SIZES["hidden_size"]},
+    }
+    spec = dataclasses.replace(VISION[family], config=whole | sizes | {"tie_word_embeddings": is_tied})
+    model = vision.make(spec)
+    randomise_vectors(model)
+    vision.save(spec, model.bfloat16().eval(), folder)
+
+
 def model_of(folder: Path, case: Case) -> Path:
     floats = folder / case.family
+    if case.family in VISION:
+        floats = folder / f"{case.family}-{case.is_tied}"
+        if not floats.exists():
+            make_qwen3_5(case.family, floats, case.is_tied)
+        return floats
     if not floats.exists() and case.family == "qwen3_moe":
         make_experts(floats)
     elif not floats.exists():
@@ -77,7 +106,8 @@ def model_of(folder: Path, case: Case) -> Path:
 
 
 def serve(lab: Lab, model: Path, eager: bool, environment: dict[str, str]) -> EngineRun:
-    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    config = json.loads((model / "config.json").read_text())
+    size = config.get("text_config", config)["vocab_size"]
     sequences = [[(7 * i + length) % (size - 10) + 5 for i in range(length)] for length in SCORED]
     gen = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     steps = [

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from examples.tiny_models.build import build, reference_folder
-from examples.tiny_models.families import BRIEF
 from tests.e2e import packed_experts_model, packed_model, quantised_model
 from tests.e2e import test_adapters as adapter_cases
 from tests.e2e.cell_checks import compare_tokens, first_difference
 from tests.e2e.harness import NEW_TOKENS, PROMPT_LENGTHS, Lab
-from tests.e2e.matrix import POSITION_SEED, POSITION_SEEDS
+from tests.e2e.matrix import BRIEF, POSITION_SEED, POSITION_SEEDS
 from tests.e2e.test_bf12_weights import make_experts
 from tests.e2e.test_quantise_command import make
 from tests.e2e.test_quantised import LAST_DIGITS, STEP

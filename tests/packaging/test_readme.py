@@ -11,8 +11,8 @@ import torch
 import dlinfer
 from dlinfer.framework.lmdeploy_ext.checks.model.support import NOT_SERVED
 from dlinfer.vendor import discovery
-from examples.tiny_models.families import BRIEF, FAMILIES, POSITIONAL
-from tests.e2e.matrix import ENGINES, MODES, cells
+from examples.tiny_models.families import FAMILIES, POSITIONAL
+from tests.e2e.matrix import BRIEF, ENGINES, MODES, cells
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text()
@@ -47,6 +47,8 @@ CALLED = {
     "Glm4Moe": "GLM-4.5 (MoE)",
     "GptOss": "gpt-oss",
     "Qwen3Next": "Qwen3-Next",
+    "Qwen3_5": "Qwen3.5",
+    "Qwen3_5Moe": "Qwen3.5-MoE",
 }
 REFUSED = {
     "attention to compressed caches": "DeepseekV4ForCausalLM",
@@ -63,7 +65,7 @@ def run(code: str, folder: Path) -> str:
 
 
 def called(family: str) -> str:
-    known = FAMILIES | BRIEF
+    known = {**FAMILIES, **BRIEF}
     return CALLED.get(family) or CALLED[known[family].hf_name]
 
 

@@ -56,6 +56,9 @@ def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:
         head = model.get("head_dim") or hidden // heads
         sizes["num_attention_heads * head_dim"] = heads * head
         sizes["num_key_value_heads * head_dim"] = (model.get("num_key_value_heads") or heads) * head
+    for part in ("key", "value"):  # gated linear attention
+        number, size = f"linear_num_{part}_heads", f"linear_{part}_head_dim"
+        sizes[f"{number} * {size}"] = (model.get(number) or 0) * (model.get(size) or 0)
     return {name: size for name, size in sizes.items() if size}
 
 

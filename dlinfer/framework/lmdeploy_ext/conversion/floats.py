@@ -17,6 +17,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
     FLOATS,
     SERVED,
     Plan,
+    language_configs,
     linear_sizes,
     shown,
 )
@@ -28,7 +29,7 @@ from dlinfer.ops.quantised.packing import AWQ
 _DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have no int8 experts
-    "int4": (*_DENSE, *SERVED),
+    "int4": (*_DENSE, *SERVED, "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
 }
 """Value of DLINFER_CPU_WEIGHTS -> architectures that may be packed: those whose generated tokens we have compared."""
 
@@ -41,10 +42,17 @@ _PIECE = 1 << 18
 """The most elements that are packed at once, unless ``ROWS`` rows have more. Packing takes 64 bits for each element."""
 
 _PACKED = re.compile(
-    r"model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj"
+    r"model\.(?:language_model\.)?layers\.\d+\.(?:self_attn\.[qkvo]_proj"
+    r"|linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
     r"|mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:gate|up|down)_proj"
     r"|block_sparse_moe\.experts\.\d+\.w[123])\.weight"
 )
+
+_JOINED_EXPERTS = re.compile(r"(model\.language_model\.layers\.\d+\.mlp\.experts\.)(gate_up|down)_proj")
+"""One tensor [experts, out, in] of all experts of a layer. Rows of gate come before rows of up."""
+
+_TABLES = ("model.embed_tokens", "model.language_model.embed_tokens", "lm_head")
+"""Layers that may be packed as a table, in checkpoints as in LMDeploy's models."""
 
 
 def plan(bits: str, model: Mapping[str, Any]) -> Plan:
@@ -65,14 +73,27 @@ def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     form = W8A8() if bits == "int8" else AwqInt4(_group(model))
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:
-        if _PACKED.fullmatch(name) is None:
-            yield name, tensor
-            return
-        owner = name.removesuffix("weight")
-        for part, numbers in packed(setting, form, name, tensor).items():
-            yield f"{owner}{part}", numbers
+        for own, weight in _split_experts(name, tensor):
+            if _PACKED.fullmatch(own) is None:
+                yield own, weight
+                continue
+            owner = own.removesuffix("weight")
+            for part, numbers in packed(setting, form, own, weight).items():
+                yield f"{owner}{part}", numbers
 
     return Plan({**form.config(), CONVERTED_FROM: f"{FLOATS}, by {setting}"}, convert, packs=True)
+
+
+def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, weight [out, in]) for each expert's projections in a tensor of all experts; else the tensor."""
+    joined = _JOINED_EXPERTS.fullmatch(name)
+    if joined is None:
+        yield name, tensor
+        return
+    parts = ("gate", "up") if joined[2] == "gate_up" else ("down",)
+    for expert, own in enumerate(tensor):
+        for part, weight in zip(parts, own.chunk(len(parts)), strict=True):
+            yield f"{joined[1]}{expert}.{part}_proj.weight", weight
 
 
 def _group(model: Mapping[str, Any]) -> int:
@@ -80,7 +101,7 @@ def _group(model: Mapping[str, Any]) -> int:
 
     Raises UnsupportedFeatureError if the result is not a multiple of 8. model: the contents of config.json.
     """
-    sizes = linear_sizes(model)
+    sizes = linear_sizes(language_configs(model)[-1])
     group = math.gcd(GROUP, *sizes.values()) if sizes else 0
     if not group or group % AWQ.per_word:
         feature = (
@@ -128,7 +149,7 @@ def packed_head(
     is left out. Raises UnsupportedFeatureError for a packed tensor with infinities or NaN.
     """
     parameters = {name for name, _ in model.named_parameters()}
-    tables = [name for name in ("model.embed_tokens", "lm_head") if f"{name}.numbers" in parameters]
+    tables = [name for name in _TABLES if f"{name}.numbers" in parameters]
     for name, tensor in weights:
         owner = name.removesuffix(".weight")
         if owner in tables and owner != name:

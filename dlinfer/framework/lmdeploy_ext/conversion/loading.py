@@ -115,7 +115,10 @@ def plan_of_folder(folder: Path) -> Plan | None:
         return None
     model = model_files.read_json(folder / "config.json")
     stored = model.get("quantization_config")
-    if stored is None and not any(isinstance(part, dict) for part in language_configs(model)[1:]):
+    nested = [
+        part.get("quantization_config") for part in language_configs(model)[1:] if isinstance(part, dict)
+    ]
+    if stored is None and all(part is None for part in nested):
         return asked_plan(model)
     return plan_of(stored, model) if isinstance(stored, dict) else None
 

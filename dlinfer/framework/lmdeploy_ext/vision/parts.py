@@ -110,6 +110,10 @@ def _qwen3_vl(model: Any) -> Arguments:
     return _qwen2_vl(model) | {"pos_embeds": model.visual.fast_pos_embed_interpolate(grids)}
 
 
+def _qwen3_5(model: Any) -> Arguments:
+    return _qwen3_vl(model.model)
+
+
 def _glm4v(model: Any) -> Arguments:
     grids, arguments = _patches(model)
     angles, places = model.visual.rot_pos_emb(grids)
@@ -164,6 +168,18 @@ _TILES: Sizes = {"pixel_values": ("tiles", None, None, None)}
 _IMAGES: Sizes = {"images": ("images", None, None, None)}
 _EXPERTS: Sizes = {"lang_ids": ("words",), "vision_ids": ("pieces",)}
 _COGVLM = ("model.vision", "forward")
+_QWEN3_VL = Parts(
+    "language_model",
+    _VISUAL,
+    _PLACED,
+    _qwen3_vl,
+    tower=towers.stacked,
+    restore=towers.unstacked,
+    speech=towers.deepstacked,
+    arrange_speech=towers.dense_features,
+    speech_sizes={"deepstack": (None, None, "tokens", None)},
+)
+_QWEN3_5 = Parts("model.language_model", ("model.visual", "forward"), _PLACED, _qwen3_5)
 
 PARTS: dict[str, Parts] = {
     "Qwen2VLForConditionalGeneration": Parts("model", _VISUAL, _PATCHES, _qwen2_vl),
@@ -175,17 +191,10 @@ PARTS: dict[str, Parts] = {
     ),
     "InternVLChatModel": Parts("language_model", ("", "extract_feature"), _TILES, _internvl_chat),
     "LlavaForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _llava),
-    "Qwen3VLForConditionalGeneration": Parts(
-        "language_model",
-        _VISUAL,
-        _PLACED,
-        _qwen3_vl,
-        tower=towers.stacked,
-        restore=towers.unstacked,
-        speech=towers.deepstacked,
-        arrange_speech=towers.dense_features,
-        speech_sizes={"deepstack": (None, None, "tokens", None)},
-    ),
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Glm4vForConditionalGeneration": Parts(
         "language_model", _VISUAL, _PLACED, _glm4v, towers.positioned, towers.with_positions
     ),

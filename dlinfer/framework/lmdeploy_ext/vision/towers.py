@@ -70,7 +70,8 @@ def dense_features(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     the same graph serves prefills with and without images.
     """
     mask, lower = arguments.pop("visual_pos_masks", None), arguments.pop("deepstack_visual_embeds", None)
-    arguments.pop("input_ids", None)
+    for name in ("input_ids", "all_routed_experts"):  # the latter belongs to models with experts, and is None
+        arguments.pop(name, None)
     embeds = arguments["inputs_embeds"]
     if lower is None and arguments["attn_metadata"].is_decoding:
         return arguments

@@ -16,10 +16,8 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _DIFFUSION = "it decodes by block diffusion"
-_QWEN3_5 = "it is Qwen3.5's vision-language model with other experts, and Qwen3.5 is not supported"
-
 NOT_SERVED = {
-    "MetaMoeForConditionalGeneration": _QWEN3_5,
+    "MetaMoeForConditionalGeneration": "its experts lie in several blocks, and transformers has no such class",
     "DeepseekV4ForCausalLM": "it attends to compressed caches",
     "SDARForCausalLM": _DIFFUSION,
     "SDARMoeForCausalLM": _DIFFUSION,
@@ -38,12 +36,22 @@ SERVED_VISION = {
     "InternVLForConditionalGeneration": "text_config",
     "InternVLChatModel": "llm_config",
     "Qwen3VLForConditionalGeneration": "text_config",
+    "Qwen3VLMoeForConditionalGeneration": "text_config",
+    "Qwen3_5ForConditionalGeneration": "text_config",
+    "Qwen3_5MoeForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
 """Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
+
+_COMPARED_PACKED = {
+    "Qwen3_5ForConditionalGeneration": ("awq",),
+    "Qwen3_5MoeForConditionalGeneration": ("awq",),
+    "Qwen3VLMoeForConditionalGeneration": (),
+}
+"""Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
@@ -62,6 +70,7 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
     """
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
+    inside = None
     if is_vision_language(config):
         if (reason := reason_against(names, config)) is not None:
             feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
@@ -74,7 +83,9 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
         if name in NOT_SERVED and name not in drafts:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for part, quantisation_config in quantisation_of(config):
-        quantisation.check(names, quantisation_config, part, is_inside=part is not config)
+        is_inside = part is not config
+        model = part if is_inside or inside is None else {**inside, **config}  # the sizes are inside
+        quantisation.check(names, quantisation_config, model, is_inside)
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
@@ -124,6 +135,10 @@ def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | Non
         return "it drops image tokens that carry little information (flash_mode)"
     if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):
         return "its tokens with quantised weights were never compared"
+    methods = {str(stored.get("quant_method", "unknown")) for _, stored in quantisation_of(dict(config))}
+    for name in names:
+        if methods - set(_COMPARED_PACKED.get(name, methods)):
+            return f"its tokens with weights quantised as {', '.join(sorted(methods))} were never compared"
     if "Glm4vForConditionalGeneration" in names and config.get("text_config") is None:
         return "its config.json has no text_config, where transformers 5 reads the language model"
     return None

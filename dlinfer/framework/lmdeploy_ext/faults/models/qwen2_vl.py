@@ -1,9 +1,11 @@
-"""Correct Qwen2-VL and Qwen3-VL: the activation of vision layers, and the dtype of the language model."""
+"""Correct Qwen2-VL and Qwen3-VL: the activation of vision layers, and fields that transformers takes for granted."""
 
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.patching import Original
+
+_AXES = {"mrope_section": [24, 20, 20]}  # transformers' default
 
 
 @corrects(
@@ -20,13 +22,17 @@ def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, d
 
 @corrects(
     "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
-    why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
+    why="misses a dtype outside text_config, where transformers 5 saves it, and fields that transformers' Qwen3-VL takes "
+    "for granted: normalised weights of experts, interleaved axes of positions",
     for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 )
-def _dtype_of_the_whole(
+def _fields_of_transformers(
     original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
 ) -> Any:
     inside = getattr(hf_config, "text_config", None)
     if inside is not None and inside.dtype is None:
         inside.dtype = hf_config.dtype
+    if hf_config.model_type in ("qwen3_vl", "qwen3_vl_moe"):
+        inside.norm_topk_prob = True
+        inside.rope_parameters = _AXES | inside.rope_parameters | {"mrope_interleaved": True}
     return original(cls, hf_config, model_path, **kwargs)

@@ -1,4 +1,4 @@
-"""Layers of gated linear attention (Qwen3-Next): a short convolution and the gated delta rule, with their states.
+"""Layers of gated linear attention (Qwen3-Next, Qwen3.5): a short convolution, the gated delta rule, and their states.
 
 LMDeploy keeps two states for each sequence in slots of a cache: the last inputs of the convolution and the state of
 the rule. LMDeploy's classes call CUDA kernels of other packages, different ones for prefill and decoding. Here one op

@@ -1,4 +1,4 @@
-"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next), for the layers in ``gated_delta.py``.
+"""Patches on LMDeploy's classes of gated linear attention (Qwen3-Next, Qwen3.5), for the layers in ``gated_delta.py``.
 
 This file is imported before LMDeploy's modules, so it imports none of them at its top level.
 """
@@ -13,7 +13,13 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
 
-_replaces = functools.partial(replaces, when=activation.is_on, for_models=("qwen3_next",))
+_QWEN3_5 = ("qwen3_5", "qwen3_5_moe")
+_replaces = functools.partial(replaces, when=activation.is_on)
+_replaces_next = functools.partial(_replaces, for_models=("qwen3_next",))
+_replaces_3_5 = functools.partial(_replaces, for_models=_QWEN3_5)
+_replaces_shared = functools.partial(_replaces, for_models=("qwen3_next", *_QWEN3_5))
+
+_SECTIONS_3_5 = [11, 11, 10]  # transformers' default
 
 # --- the model's configuration
 
@@ -29,7 +35,7 @@ def check(model_config: Any) -> None:
     model_config.states_shapes = [(convolution, model_config.dtype), (rule, torch.float32)]
 
 
-@_replaces(
+@_replaces_next(
     "lmdeploy.pytorch.configurations.qwen3_next:Qwen3NextModelConfigBuilder.build",
     why="counts layers by full_attention_interval, which transformers 5 replaces by layer_types",
 )
@@ -37,11 +43,7 @@ def _build_config(
     original: Original, cls: Any, hf_config: Any, model_path: Any = None, tp: int = 1, **kwargs: Any
 ) -> Any:
     types = list(hf_config.layer_types)
-    linear = types.count("linear_attention")
-    if not linear or linear == len(types):
-        raise refuse(
-            "a Qwen3-Next with only one type of layers", "use a model with full and linear attention layers"
-        )
+    linear = _linear_layers("Qwen3-Next", types)
     if not hasattr(hf_config, "full_attention_interval"):
         hf_config.full_attention_interval = types.index("full_attention") + 1
     config = original(cls, hf_config, model_path, tp, **kwargs)
@@ -50,10 +52,46 @@ def _build_config(
     return config
 
 
+def _linear_layers(model: str, types: list[str]) -> int:
+    """Return how many of the layers are linear. Raises UnsupportedFeatureError if all or none are."""
+    linear = types.count("linear_attention")
+    if not linear or linear == len(types):
+        advice = "use a model with full and linear attention layers"
+        raise refuse(f"a {model} with only one type of layers", advice)
+    return linear
+
+
+@_replaces_3_5(
+    "lmdeploy.pytorch.configurations.qwen3_5:Qwen3_5ModelConfigBuilder.build",
+    why="misses fields of the configuration that transformers 5 takes for granted: the gate of attention, the axes of "
+    "positions, and a dtype outside text_config",
+)
+def _build_config_3_5(
+    original: Original,
+    cls: Any,
+    hf_config: Any,
+    model_path: str | None = None,
+    tp: int = 1,
+    is_draft_model: bool = False,
+    spec_method: str | None = None,
+    num_spec_tokens: int = 0,
+    **kwargs: Any,
+) -> Any:
+    text = hf_config.text_config
+    _linear_layers("Qwen3.5", list(text.layer_types))
+    text.attn_output_gate = True
+    text.rope_parameters = (
+        {"mrope_section": _SECTIONS_3_5} | text.rope_parameters | {"mrope_interleaved": True}
+    )
+    if text.dtype is None:
+        text.dtype = hf_config.dtype
+    return original(cls, hf_config, model_path, tp, is_draft_model, spec_method, num_spec_tokens, **kwargs)
+
+
 # --- parts that LMDeploy's models put together themselves
 
 
-@_replaces(
+@_replaces_shared(
     "lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
     why="computes indices for CUDA kernels at each step, but not what the device's ops need: the sequences' ends, "
     "their slots, and which of them begin",
@@ -72,7 +110,7 @@ def _meta_init(
     self.fresh = attn_metadata.fresh
 
 
-@_replaces(
+@_replaces_shared(
     "lmdeploy.pytorch.nn.gated_delta:build_rmsnorm_gated",
     why="takes the gated norm from flash-linear-attention, which needs Triton",
 )
@@ -82,15 +120,24 @@ def _build_norm(original: Original, hidden_size: int, eps: float = 1e-06, **kwar
     return GatedRMSNorm(hidden_size, eps, **kwargs)
 
 
-@_replaces(
-    "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp",
-    why="caches its first result, which a graph cannot do, and would keep it after an update of the weights",
-)
+_CACHES = "caches its first result, which a graph cannot do, and would keep it after an update of the weights"
+
+
 def _decay_rate(original: Original, self: Any) -> Tensor:
     return -self.A_log.float().exp()
 
 
-@_replaces(
+PATCHES = (
+    _replaces_next("lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.get_A_log_exp", why=_CACHES)(
+        _decay_rate
+    ),
+    _replaces_3_5("lmdeploy.pytorch.models.qwen3_5:Qwen3_5GatedDeltaNet.get_A_log_exp", why=_CACHES)(
+        _decay_rate
+    ),
+)
+
+
+@_replaces_next(
     "lmdeploy.pytorch.models.qwen3_next:Qwen3NextGatedDeltaNet.fix_query_key_value_ordering",
     why="reshapes with a size of -1, which a graph for any number of tokens cannot resolve",
 )

@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+_TEXT = ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+_VISION = ("Qwen3_5", "Qwen3_5Moe")
 CLASSES = frozenset(
-    f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+    (*(f"{name}ForCausalLM" for name in _TEXT), *(f"{name}ForConditionalGeneration" for name in _VISION))
 )
 """LMDeploy's model classes that use ``lm_head`` only for logits. Each was tested with a packed table."""
 
@@ -42,4 +44,4 @@ def put(model: Any, head: Table, embedding: Table | None) -> None:
     """Replace a model's output projection by ``head``, and its embedding by ``embedding``. None keeps the embedding."""
     model.lm_head = head
     if embedding is not None:
-        model.model.embed_tokens = embedding
+        getattr(model.model, "language_model", model.model).embed_tokens = embedding

@@ -22,6 +22,8 @@ CLASSES = {
     "qwen2_moe": ("qwen2_moe",),
     "qwen3_moe": ("qwen3_moe",),
     "qwen3_next": ("qwen3_next",),
+    "qwen3_5": ("qwen3_5",),
+    "qwen3_5_moe": ("qwen3_5_moe", "qwen3_5"),
     "phi3": ("phi3",),
     "phimoe": ("phi3_moe",),
     "gemma": ("gemma",),
@@ -56,6 +58,8 @@ ANSWERED = {
     "router_aux_loss_coef": "for training",
     "use_cache": "how transformers runs it",
     "get_text_config": "a method",
+    "image_token_id": "read by LMDeploy's input processor",
+    "video_token_id": "videos are refused",
     "num_attention_heads": "read by LMDeploy's configuration",
 }
 """Field -> why a class of LMDeploy's need not read it."""

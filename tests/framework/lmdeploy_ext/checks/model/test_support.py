@@ -68,9 +68,6 @@ VISION = {
     "MiniCPMV",
     "Phi3VForCausalLM",
     "Qwen3OmniMoeForConditionalGeneration",
-    "Qwen3VLMoeForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
 }
 
 
@@ -106,6 +103,25 @@ def test_models_of_one_configuration_are_served_unless_they_are_quantised(name: 
     check_support(config)
     with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised weights"):
         check_support(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"])
+def test_qwen3_5_is_served_in_awq_alone(name: str):
+    text = {"hidden_size": 128, "linear_num_value_heads": 4, "linear_value_head_dim": 64}
+    config = {"architectures": [name], "text_config": text, "vision_config": {}}
+    check_support(config | {"quantization_config": AWQ})
+    with pytest.raises(UnsupportedFeatureError, match=r"linear_num_value_heads . linear_value_head_dim=96"):
+        check_support(
+            config | {"text_config": text | {"linear_value_head_dim": 24}, "quantization_config": AWQ}
+        )
+    with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised as fp8 were never compared"):
+        check_support(config | {"quantization_config": {"quant_method": "fp8"}})
+
+
+def test_a_quantised_qwen3_vl_moe_is_refused():
+    name = "Qwen3VLMoeForConditionalGeneration"
+    with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised as awq were never compared"):
+        check_support({"architectures": [name], "text_config": {"quantization_config": AWQ}})
 
 
 def test_image_tokens_that_are_left_out_are_refused():

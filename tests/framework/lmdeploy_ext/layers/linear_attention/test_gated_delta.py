@@ -1,14 +1,16 @@
-"""Qwen3-Next's layers of gated linear attention: what LMDeploy's classes get, and what its configuration becomes."""
+"""Layers of gated linear attention: what LMDeploy's classes get, and what their configurations become."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3NextConfig
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta, gated_delta_model
+from examples.tiny_models.build import build as build_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -70,3 +72,58 @@ def test_layers_are_counted_by_their_types(
     assert [shape[0] for shape, _ in built.states_shapes] == [linear, linear]
     with pytest.raises(UnsupportedFeatureError, match="only one type of layers"):
         build(Qwen3NextModelConfigBuilder, Qwen3NextConfig(num_hidden_layers=2, layer_types=[names["l"]] * 2))
+
+
+def qwen3_5(**text: object) -> Qwen3_5Config:
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    return Qwen3_5Config(text_config={"num_hidden_layers": 4, **ends, **text}, dtype="float32")
+
+
+def build_qwen3_5(monkeypatch: pytest.MonkeyPatch, config: Qwen3_5Config) -> object:
+    from lmdeploy.pytorch.configurations.qwen3_5 import Qwen3_5ModelConfigBuilder
+
+    monkeypatch.setattr(gated_delta_model.activation, "_active", "cpu")
+    build = gated_delta_model._build_config_3_5.build(Qwen3_5ModelConfigBuilder.build.__func__)
+    return build(Qwen3_5ModelConfigBuilder, config)
+
+
+def test_qwen3_5_has_what_transformers_takes_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = qwen3_5(rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    text = config.text_config
+    assert not hasattr(text, "attn_output_gate")
+    assert text.dtype is None
+    build_qwen3_5(monkeypatch, config)
+    assert text.attn_output_gate
+    assert text.dtype == torch.float32
+    assert text.rope_parameters["mrope_section"] == [11, 11, 10]
+    assert text.rope_parameters["mrope_interleaved"]
+    assert text.rope_parameters["rope_theta"] == 1e6
+
+
+def test_axes_of_qwen3_5_are_those_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2], "mrope_interleaved": False}
+    config = qwen3_5(rope_parameters=rope)
+    build_qwen3_5(monkeypatch, config)
+    assert config.text_config.rope_parameters["mrope_section"] == [4, 2, 2]
+    assert config.text_config.rope_parameters["mrope_interleaved"], "transformers reads no such field"
+
+
+@pytest.mark.parametrize("only", ["linear_attention", "full_attention"])
+def test_qwen3_5_with_layers_of_one_type_is_refused(monkeypatch: pytest.MonkeyPatch, only: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"Qwen3.5 with only one type of layers"):
+        build_qwen3_5(monkeypatch, qwen3_5(layer_types=[only] * 4))
+
+
+def test_a_tiny_models_states_last(tmp_path: Path) -> None:
+    """A test of tokens would miss a lost state if states were forgotten within a few tokens anyway."""
+    build_model("qwen3_5", tmp_path / "model", seed=3)
+    model = Qwen3_5ForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
+    for layer in model.model.language_model.layers:
+        if hasattr(layer, "self_attn"):
+            layer.self_attn.o_proj.weight.data.zero_()
+    text = torch.arange(100, 140)[None]
+    other = text.clone()
+    other[0, :10] += 300
+    with torch.inference_mode():
+        difference = (model(text).logits - model(other).logits)[0, -1].abs().max()
+    assert difference > 0.5, "30 tokens later nothing is left"
