@@ -32,7 +32,7 @@ def _fields_of_transformers(
     inside = getattr(hf_config, "text_config", None)
     if inside is not None and inside.dtype is None:
         inside.dtype = hf_config.dtype
-    if hf_config.model_type in ("qwen3_vl", "qwen3_vl_moe"):
+    if inside is not None and hf_config.model_type in ("qwen3_vl", "qwen3_vl_moe"):
         inside.norm_topk_prob = True
         inside.rope_parameters = _AXES | inside.rope_parameters | {"mrope_interleaved": True}
     return original(cls, hf_config, model_path, **kwargs)
