@@ -22,8 +22,8 @@ def _quick_gelu(original: Original, self: Any, config: Any, dtype: Any = None, d
 
 @corrects(
     "lmdeploy.pytorch.configurations.qwen3_vl:Qwen3VLModelConfigBuilder.build",
-    why="misses a dtype outside text_config, where transformers 5 saves it, and fields that transformers' Qwen3-VL takes "
-    "for granted: normalised weights of experts, interleaved axes of positions",
+    why="misses a dtype outside text_config, where transformers 5 saves it, and fields that transformers' Qwen3-VL "
+    "takes for granted: normalised weights of experts, interleaved axes of positions",
     for_models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 )
 def _fields_of_transformers(
@@ -32,7 +32,7 @@ def _fields_of_transformers(
     inside = getattr(hf_config, "text_config", None)
     if inside is not None and inside.dtype is None:
         inside.dtype = hf_config.dtype
-    if hf_config.model_type in ("qwen3_vl", "qwen3_vl_moe"):
+    if inside is not None and hf_config.model_type in ("qwen3_vl", "qwen3_vl_moe"):
         inside.norm_topk_prob = True
         inside.rope_parameters = _AXES | inside.rope_parameters | {"mrope_interleaved": True}
     return original(cls, hf_config, model_path, **kwargs)

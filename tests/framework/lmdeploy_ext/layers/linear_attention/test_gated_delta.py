@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -74,12 +75,12 @@ def test_layers_are_counted_by_their_types(
         build(Qwen3NextModelConfigBuilder, Qwen3NextConfig(num_hidden_layers=2, layer_types=[names["l"]] * 2))
 
 
-def qwen3_5(**text: object) -> Qwen3_5Config:
+def qwen3_5(**text: Any) -> Any:
     ends = {"bos_token_id": 1, "eos_token_id": 2}
     return Qwen3_5Config(text_config={"num_hidden_layers": 4, **ends, **text}, dtype="float32")
 
 
-def build_qwen3_5(monkeypatch: pytest.MonkeyPatch, config: Qwen3_5Config) -> object:
+def build_qwen3_5(monkeypatch: pytest.MonkeyPatch, config: Any) -> Any:
     from lmdeploy.pytorch.configurations.qwen3_5 import Qwen3_5ModelConfigBuilder
 
     monkeypatch.setattr(gated_delta_model.activation, "_active", "cpu")
