@@ -76,14 +76,17 @@ class NgramAgent(BaseSpecModelAgent):
         is_timed: whether the forward that follows computes nothing else.
         """
         self._began = time.perf_counter() if is_timed else None
-        is_present = inputs.input_ids[0] != MISSING
-        lengths = is_present.view(inputs.seq_length.numel(), -1).sum(1)
+        tokens, device = _on_host(inputs.input_ids[0]), inputs.input_ids.device
+        is_present = tokens != MISSING
+        lengths = is_present.reshape(inputs.seq_length.numel(), -1).sum(1)
         positions = inputs.mrope_pos_ids
+        if positions is not None:
+            positions = positions[:, torch.from_numpy(is_present).to(device)]
         return inputs.clone(
-            input_ids=inputs.input_ids[:, is_present],
-            seq_length=lengths,
+            input_ids=torch.from_numpy(tokens[is_present])[None].to(device),
+            seq_length=torch.from_numpy(lengths).to(device),
             max_q_seqlen=int(lengths.max()),
-            mrope_pos_ids=None if positions is None else positions[:, is_present],
+            mrope_pos_ids=positions,
         )
 
     async def draw(self, logits: Tensor, inputs: Any, extra_inputs: Any, sampling_inputs: Any) -> Drawn:
@@ -92,11 +95,11 @@ class NgramAgent(BaseSpecModelAgent):
         logits: [B, V] of the last tokens. Returns the next tokens [B], the log-probabilities of the step's tokens, the
         step's tokens [B, N] with -1 behind the last of each sequence, and ``extra_inputs`` with these tokens.
         """
+        sequences, device = inputs.seq_length.numel(), inputs.seq_length.device
+        drafts = np.empty((sequences, 0), np.int64)
         if inputs.is_decoding:
-            logits, drafts = extra_inputs.target_logits, extra_inputs.output_draft_token_ids
-        else:
-            drafts = inputs.seq_length.new_empty(inputs.seq_length.numel(), 0)
-        is_present = torch.nn.functional.pad(drafts != MISSING, (1, 0), value=True)
+            logits, drafts = extra_inputs.target_logits, _on_host(extra_inputs.output_draft_token_ids)
+        is_present = np.pad(drafts != MISSING, ((0, 0), (1, 0)), constant_values=True)
         matchers = self._matchers(sampling_inputs)
         processor = FusedLogitsProcessor(
             _repeated(sampling_inputs, is_present.sum(1)), self.misc_config.logprobs_mode
@@ -105,23 +108,23 @@ class NgramAgent(BaseSpecModelAgent):
             processor.guided_decoding_manager = self._grammars
             processor.guided_processors = self._matchers_of_rows(matchers, drafts.tolist())
         logits, raw_logprobs = await processor(logits)
-        drawn = torch.full_like(is_present, MISSING, dtype=torch.long)
         of_rows: Any = processor.sampling(logits)
-        drawn[is_present] = of_rows
+        drawn = np.full(is_present.shape, MISSING)
+        drawn[is_present] = _on_host(of_rows)
         accepted = ((drawn[:, :-1] == drafts) & is_present[:, 1:]).cumprod(1).sum(1)
-        places = torch.arange(drawn.shape[1], device=drawn.device)
-        tokens = drawn.masked_fill(places > accepted[:, None], MISSING)
+        tokens = np.where(np.arange(drawn.shape[1]) > accepted[:, None], MISSING, drawn)
         for sequence, matcher in matchers.items():
             self._advance(matcher, tokens[sequence].tolist())
-        next_tokens = drawn.gather(1, accepted[:, None])[:, 0]
+        next_tokens = torch.from_numpy(drawn[np.arange(sequences), accepted]).to(device)
         extra_inputs = extra_inputs.clone(
             next_token_ids=next_tokens,
-            output_token_ids=tokens,
-            num_rejected_tokens=drafts.shape[1] - accepted,
+            output_token_ids=torch.from_numpy(tokens).to(device),
+            num_rejected_tokens=torch.from_numpy(drafts.shape[1] - accepted).to(device),
             target_logits=None,
         )
         logprobs = processor.compute_logprobs(raw_logprobs, of_rows)
-        return next_tokens, _of_tokens(logprobs, is_present, tokens), tokens, extra_inputs
+        laid_out = None if logprobs is None else _of_tokens(*logprobs, is_present, tokens)
+        return next_tokens, laid_out, extra_inputs.output_token_ids, extra_inputs
 
     async def async_model_forward(self, model_inputs: Any, extra_inputs: Any, sampling_inputs: Any) -> Any:
         """Look up drafts for the next step. Return ``extra_inputs`` with them: int64 [B, most], -1 where missing."""
@@ -146,8 +149,8 @@ class NgramAgent(BaseSpecModelAgent):
 
     def _note_drafts(self, extra_inputs: Any, rows: list[texts.Row]) -> int:
         """Record which drafts a step has accepted. Return how many it has verified."""
-        drafted = (extra_inputs.output_draft_token_ids != MISSING).sum(1).tolist()
-        accepted = (extra_inputs.output_token_ids != MISSING).sum(1).sub(1).tolist()
+        drafted = (_on_host(extra_inputs.output_draft_token_ids) != MISSING).sum(1).tolist()
+        accepted = ((_on_host(extra_inputs.output_token_ids) != MISSING).sum(1) - 1).tolist()
         for row, text, _ in rows:
             if drafted[row]:
                 self._drafts[text].note(drafted[row], accepted[row])
@@ -201,32 +204,38 @@ _OF_SEQUENCES = ("response_formats", "logits_processors", "session_ctx")
 """The fields of SamplingInputs that are lists or tuples with an item for each sequence."""
 
 
-def _repeated(inputs: SamplingInputs, counts: Tensor) -> SamplingInputs:
+def _on_host(tensor: Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()
+
+
+def _repeated(inputs: SamplingInputs, counts: np.ndarray) -> SamplingInputs:
     """Return SamplingInputs that repeat each sequence's values ``counts`` [B] times, as one row after the other."""
-    rows = torch.repeat_interleave(counts)
-    if len(rows) == inputs.batch_size:
+    places = np.repeat(np.arange(len(counts)), counts)
+    if len(places) == inputs.batch_size:
         return inputs
-    places = rows.tolist()
     changed: dict[str, Any] = {"batch_size": len(places)}
     for field in dataclasses.fields(inputs):
         value = getattr(inputs, field.name)
         if isinstance(value, Tensor):
-            changed[field.name] = value[rows]
+            changed[field.name] = value[torch.from_numpy(places).to(value.device)]
         elif field.name in _OF_SEQUENCES and value:
             changed[field.name] = type(value)([value[place] for place in places])
     return dataclasses.replace(inputs, **changed)
 
 
 def _of_tokens(
-    logprobs: tuple[Tensor, Tensor] | None, is_present: Tensor, tokens: Tensor
-) -> BatchedLogProbs | None:
+    values: Tensor, indices: Tensor, is_present: np.ndarray, tokens: np.ndarray
+) -> BatchedLogProbs:
     """Return log-probabilities with a row for each place of ``tokens`` [B, N], and the index -1 where it has no token.
 
-    logprobs: values and token indices [rows, K]. is_present: bool [B, N], the places of these rows.
+    values, indices: log-probabilities of tokens and their ids, [rows, K]. is_present: bool [B, N], the places of the
+    rows.
     """
-    if logprobs is None:
-        return None
-    values, indices = (part.new_full((*tokens.shape, part.shape[1]), MISSING) for part in logprobs)
-    values[is_present], indices[is_present] = logprobs
-    indices[tokens == MISSING] = MISSING
-    return BatchedLogProbs(vals=values.flatten(0, 1), indices=indices.flatten(0, 1))
+    rows = torch.from_numpy(is_present.ravel()).to(values.device)
+    missing = torch.from_numpy(tokens.ravel() == MISSING).to(values.device)
+    all_values, all_indices = (
+        part.new_full((len(rows), part.shape[1]), MISSING) for part in (values, indices)
+    )
+    all_values[rows], all_indices[rows] = values, indices
+    all_indices[missing] = MISSING
+    return BatchedLogProbs(vals=all_values, indices=all_indices)
