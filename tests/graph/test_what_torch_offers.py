@@ -188,12 +188,14 @@ def test_without_guards_another_flag_runs_the_first_ones_graph():
 
 
 def test_aot_compile_wants_classes_at_the_top_level_of_a_module():
+    from torch._dynamo.exc import PackageError
+
     class Local(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input) * 2
 
     compiled: Any = torch.compile(Local(3, 3).forward, backend="inductor", fullgraph=True)
-    refusals = (TypeError, torch._dynamo.exc.PackageError)  # the second since torch 2.15
+    refusals = (TypeError, PackageError)  # the second since torch 2.15
     with torch.no_grad(), pytest.raises(refusals, match="defined in local scope"):
         compiled.aot_compile(((torch.ones(2, 3),), {}))
 
