@@ -40,9 +40,7 @@ class _Metadata:
         self.header = header
         start = f"{header.architecture}."
         self._values = {
-            key.removeprefix(start): value
-            for key, value in header.metadata.items()
-            if key.startswith(start)
+            key.removeprefix(start): value for key, value in header.metadata.items() if key.startswith(start)
         }
         self._read = set(_UNREAD)
 
@@ -114,7 +112,9 @@ def _own(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     name, biased = metadata.header.architecture, "blk.0.attn_q.bias" in metadata.header.tensors
     if name == "llama" and metadata.get("expert_count", 0):
         chosen = {"num_local_experts": metadata["expert_count"], "sliding_window": None}
-        return _of("mixtral", "MixtralForCausalLM", **chosen, **_experts(metadata, "softmax and renormalised"))
+        return _of(
+            "mixtral", "MixtralForCausalLM", **chosen, **_experts(metadata, "softmax and renormalised")
+        )
     if name == "llama":
         metadata.get("expert_used_count")
         return _of("llama", "LlamaForCausalLM", attention_bias=biased, mlp_bias=False)
@@ -216,7 +216,11 @@ def _llama3(metadata: _Metadata, head_size: int, theta: float) -> dict[str, Any]
     factor, low, high, original = float(stored.max()), 1.0, 4.0, 8192
     turns = original / (2 * math.pi) * theta ** -(np.arange(0, head_size, 2) / head_size)
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    if entry.type != 0 or stored.shape != turns.shape or not np.allclose(stored, 1 / ((1 - share) / factor + share)):
+    if (
+        entry.type != 0
+        or stored.shape != turns.shape
+        or not np.allclose(stored, 1 / ((1 - share) / factor + share))
+    ):
         raise unusable(header.path, "its tensor rope_freqs is not that of Llama 3.1", "use another model")
     scaling = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
     return {"rope_type": "llama3", "factor": factor, **scaling}

@@ -125,5 +125,7 @@ def _sources(header: Header, entry: Entry) -> Iterator[Source]:
         heads = queries if found[2] == "attn_q" else metadata.get("llama.attention.head_count_kv", queries)
         heads = heads[int(found[1])] if isinstance(heads, list) else heads
         if entry.shape[0] % (2 * heads):
-            raise unusable(header.path, f"its tensor {entry.name} has {entry.shape[0]} rows for {heads} heads")
+            raise unusable(
+                header.path, f"its tensor {entry.name} has {entry.shape[0]} rows for {heads} heads"
+            )
     yield Source(name, entry, heads, minus_one)

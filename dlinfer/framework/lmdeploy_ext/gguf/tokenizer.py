@@ -79,9 +79,7 @@ def _converted(header: Header) -> Any:
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not header.metadata.get(
         "tokenizer.ggml.add_space_prefix", True
     ):
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(
-            replacement="▁", prepend_scheme="never", split=False
-        )
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)
         backend.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         )

@@ -64,6 +64,8 @@ def test_nothing_is_left_of_a_failure(llama: Path, cache: Path, monkeypatch: pyt
     assert list((cache / "gguf").iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "is_one"), [("a.gguf", True), ("/b/C.GGUF", True), ("gguf", False), ("a.gguf/x", False)])
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("a.gguf", True), ("/b/C.GGUF", True), ("gguf", False), ("a.gguf/x", False)]
+)
 def test_names(name: str, is_one: bool) -> None:
     assert folder.is_gguf(name) == is_one
