@@ -1,8 +1,8 @@
 """Writes a model's config.json and generation_config.json from the metadata of a GGUF file.
 
-transformers has such a mapping too. It lacks what these families need: the head size of Qwen3, the sizes of experts,
-Mixtral, the rope scaling of Llama 3.1, the rope of Gemma 3's local layers, and the names of the classes. A key of the
-architecture's metadata that is not read here may change what the model computes, so such a file is refused.
+transformers has such a mapping too. It lacks the head size of Qwen3, the sizes of experts, Mixtral, the rope scaling of
+Llama 3.1, the rope of Gemma 3's local layers, and the names of the classes. These families need all of them. A key of
+the architecture's metadata that is not read here may change what the model computes, so such a file is refused.
 """
 
 import math
@@ -242,8 +242,8 @@ def _dtype(header: Header) -> str:
 def _special(header: Header) -> dict[str, int]:
     """Return the ids of special tokens: a dict with some of bos, eos and pad."""
     keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    found = {kind: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for kind, key in keys.items()}
-    return {kind: number for kind, number in found.items() if isinstance(number, int)}
+    ids = {kind: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for kind, key in keys.items()}
+    return {kind: number for kind, number in ids.items() if isinstance(number, int)}
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:

@@ -48,9 +48,9 @@ def test_several_at_once(llama: Path, cache: Path) -> None:
 
 def test_no_cache(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with settings.override(cache_dir=str(tmp_path / "file")):
-        with pytest.raises(ModelFolderError, match="DLINFER_CACHE_DIR") as caught:
-            folder.model_folder(llama)
+    no_folder = settings.override(cache_dir=str(tmp_path / "file"))
+    with no_folder, pytest.raises(ModelFolderError, match="DLINFER_CACHE_DIR") as caught:
+        folder.model_folder(llama)
     assert str(llama) in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files give the ids of the tokenizers that were written into them, and have their chat templates."""
+"""Tokenizers of GGUF files give the ids of the tokenizers that were written into them, and their chat templates."""
 
 import io
 import re
