@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.ops.collective.groups import ALONE
+from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.quantised import bf12
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
@@ -108,6 +109,8 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     mixed = mixed + ops.weight_quant_matmul(mixed, *packed, offset=w["packed_zeros"], group_size=16)
     mixed = ops.linear_bf12(mixed, w["bf12"], w["norm"], out_features=32)
     mixed = mixed + ops.embedding_bf12(step["slots"], w["bf12_table"], 128, 32)
+    mixed = ops.linear_gguf(mixed, w["gguf"], w["norm"], types=[8, 2], rows=[24, 8])
+    mixed = mixed + ops.embedding_gguf(step["slots"], w["gguf_table"], 8, 128, 32, mixed.dtype)
     gates = ops.silu_and_mul(mixed.repeat(1, 2))
     gates = gates + eight_bits(gates.tanh(), w)
     weights, ids = ops.moe_gating_topk_softmax(mixed @ w["router"], 2, metadata)
@@ -135,6 +138,8 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
     gates = gates + ops.fused_moe_mxfp4(gates.tanh(), *floats, weights, ids, 1.7, 7.0)
     in_12_bits = (w["bf12_gate_up"], w["bf12_down"], weights, ids)
     gates = gates + ops.fused_moe_bf12(gates.tanh(), *in_12_bits, True, 4, 16)
+    in_blocks = (w["gguf_gate_up"], w["gguf_down"], weights, ids)
+    gates = gates + ops.fused_moe_gguf(gates.tanh(), *in_blocks, True, 32, [2, 8], 8)
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])
     gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
@@ -212,6 +217,10 @@ def inputs(lens: tuple[int, ...]):
     assert zeros is not None
     w |= {"packed": packed, "packed_scales": scales, "packed_zeros": zeros}
     w |= {"bf12": bf12.pack(w["square"].bfloat16()), "bf12_table": bf12.pack(w["qkv"].bfloat16())}
+    make = SampleMaker(torch.float32)
+    w |= {"gguf": packed(make, [8, 2], [24, 8], 32), "gguf_table": packed(make, [8], [128], 32)}
+    w |= {"gguf_gate_up": torch.stack([packed(make, [2, 8], [32, 32], 32) for _ in range(4)])}
+    w |= {"gguf_down": torch.stack([packed(make, [8], [32], 32) for _ in range(4)])}
     w |= {f"bf12_{name}": bf12.pack(w[name].flatten(0, 1).bfloat16()) for name in ("gate_up", "down")}
     w["powers"] = torch.exp2(torch.randint(-4, -1, (4, 1, 32)).float())
     for name, groups, columns in (("gate_up", 2, 4), ("down", 1, 4)):

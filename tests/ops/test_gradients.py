@@ -14,7 +14,9 @@ def floats_of(args) -> list[Tensor]:
     return [one for one in leaves if isinstance(one, Tensor) and one.is_floating_point() and one.is_leaf]
 
 
-@pytest.mark.parametrize("op", sorted(ops.registry().keys() - {"embedding_bf12", "embedding_gguf"}))  # it takes no floats
+@pytest.mark.parametrize(
+    "op", sorted(ops.registry().keys() - {"embedding_bf12", "embedding_gguf"})
+)  # it takes no floats
 def test_each_op_refuses_to_be_recorded_and_computes_under_no_grad(op):
     spec = ops.registry()[op]
     made = [one for dtype in (torch.float32, torch.bfloat16) for one in cases.samples(spec, dtype)]

@@ -86,7 +86,13 @@ def _check_fused_moe_gguf(
 @fused_moe_gguf.samples
 def _fused_moe_gguf_samples(make: SampleMaker) -> Iterator[Sample]:
     def case(
-        tokens: int, experts: int, hidden: int, inner: int, topk: int, renormalize: bool, types: tuple[int, int, int]
+        tokens: int,
+        experts: int,
+        hidden: int,
+        inner: int,
+        topk: int,
+        renormalize: bool,
+        types: tuple[int, int, int],
     ) -> tuple[Any, ...]:
         *both, last = types
         gate_up = torch.stack([packed(make, both, [inner, inner], hidden) for _ in range(experts)])

@@ -66,9 +66,13 @@ def _fake_embedding_gguf(indices: Tensor, columns: int, dtype: torch.dtype) -> T
 def _embedding_gguf_samples(make: SampleMaker) -> Iterator[Sample]:
     for number, kind in gguf.TYPES.items():
         columns, weight = 512, packed(make, [number], [24], 512)
-        yield Sample(f"many tokens, {kind.name}", (make.integers(0, 24, 1, 9), weight, number, 24, columns, make.dtype))
+        yield Sample(
+            f"many tokens, {kind.name}", (make.integers(0, 24, 1, 9), weight, number, 24, columns, make.dtype)
+        )
     weight = packed(make, [12], [7], 256)
-    yield Sample("one token, int32", (make.integers(0, 7, 1, dtype=torch.int32), weight, 12, 7, 256, make.dtype))
+    yield Sample(
+        "one token, int32", (make.integers(0, 7, 1, dtype=torch.int32), weight, 12, 7, 256, make.dtype)
+    )
     yield Sample("no tokens", (make.integers(0, 7, 1, 0), weight, 12, 7, 256, make.dtype))
     yield Sample("an index alone", (make.integers(0, 7), weight, 12, 7, 256, make.dtype))
     again = make.integers(0, 9, 6, 5).t()[:, ::2]

@@ -161,9 +161,13 @@ def check_packed(
     The check does not read the values, so it also accepts fake tensors.
     """
     if packed.dtype is not torch.uint8:
-        raise rules.error(argument, "a uint8 tensor, as dlinfer.ops.quantised.gguf describes it", packed.dtype)
+        raise rules.error(
+            argument, "a uint8 tensor, as dlinfer.ops.quantised.gguf describes it", packed.dtype
+        )
     rules.require(packed.is_contiguous(), argument, "a contiguous tensor", packed.stride)
-    rules.require(len(types) == len(rows), "rows", f"{len(types)} numbers, as many as types", lambda: len(rows))
+    rules.require(
+        len(types) == len(rows), "rows", f"{len(types)} numbers, as many as types", lambda: len(rows)
+    )
     for number, count in zip(types, rows, strict=True):
         known = ", ".join(map(str, TYPES))
         rules.require(number in TYPES, "types", f"numbers among {known}", lambda number=number: number)

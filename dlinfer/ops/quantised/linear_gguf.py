@@ -14,7 +14,6 @@ from dlinfer.ops.linear import dense
 from dlinfer.ops.quantised import gguf
 from dlinfer.ops.quantised.gguf_samples import packed
 
-
 _ROUNDING = "numbers of the weight are rounded, products are summed in float32, and the sum is rounded"
 TOLERANCES = dense.TOLERANCES | {
     torch.float16: Tolerance(2e-3, 2e-3, _ROUNDING),
@@ -89,7 +88,7 @@ def _linear_gguf_samples(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("no rows", case(3, 32, [8], [0], False))
     yield Sample("nothing to sum", case(2, 0, [2], [5], True))
     yield Sample("sizes of no block", case(3, 37, [1, 0], [5, 2], False))
-    x, *rest = case(64, 7, [30], [9], False)
+    _, *rest = case(64, 7, [30], [9], False)
     yield Sample(
         "strided", (make.tensor(96, 6).t(), packed(make, [2], [24], 96), make.tensor(24, 2)[:, 0], [2], [24])
     )

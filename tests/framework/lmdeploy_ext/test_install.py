@@ -52,6 +52,7 @@ DONE_WITHOUT = {
     "lmdeploy.cli.utils:ArgumentHelper.max_prefill_token_num",
     "lmdeploy.cli.utils:FlexibleArgumentParser.parse_args",
     "lmdeploy.metrics.stats:SchedulerStats.update_from_schedule_metrics",
+    "lmdeploy.pipeline:Pipeline.__init__",
     "lmdeploy.pipeline:Pipeline._request_generator",
     "lmdeploy.pytorch.config:_patch_quantization_config",
     "lmdeploy.pytorch.engine.engine:Engine.get_local_health_status",

@@ -21,7 +21,9 @@ def random_bytes(kind: gguf.BlockType, rows: int = ROWS, columns: int = COLUMNS)
 def read_by_package(stored: np.ndarray, number: int) -> np.ndarray:
     plain = {0: np.float32, 1: np.float16}
     with np.errstate(all="ignore"):
-        return oracle.dequantize(stored.view(plain.get(number, np.uint8)), oracle.GGMLQuantizationType(number))
+        return oracle.dequantize(
+            stored.view(plain.get(number, np.uint8)), oracle.GGMLQuantizationType(number)
+        )
 
 
 def assert_same_bits(got: Tensor, want: np.ndarray) -> None:
@@ -33,7 +35,10 @@ def assert_same_bits(got: Tensor, want: np.ndarray) -> None:
 def test_types_have_the_packages_names_and_sizes() -> None:
     for number, kind in gguf.TYPES.items():
         of_package = oracle.GGMLQuantizationType(number)
-        assert (kind.name, (kind.numbers, kind.nbytes)) == (of_package.name, oracle.GGML_QUANT_SIZES[of_package])
+        assert (kind.name, (kind.numbers, kind.nbytes)) == (
+            of_package.name,
+            oracle.GGML_QUANT_SIZES[of_package],
+        )
 
 
 @pytest.mark.parametrize("number", gguf.TYPES, ids=lambda number: gguf.TYPES[number].name)
@@ -58,7 +63,9 @@ def test_matrices_lie_behind_each_other(monkeypatch: pytest.MonkeyPatch) -> None
     numbers, rows = [12, 8, 14], [5, 3, 4]
     stored = [random_bytes(gguf.TYPES[number], count) for number, count in zip(numbers, rows, strict=True)]
     packed = torch.cat([torch.from_numpy(part.ravel()) for part in stored])
-    want = np.concatenate([read_by_package(part, number) for part, number in zip(stored, numbers, strict=True)])
+    want = np.concatenate(
+        [read_by_package(part, number) for part, number in zip(stored, numbers, strict=True)]
+    )
     assert_same_bits(gguf.unpack(packed, numbers, rows, COLUMNS, torch.float32), want)
     rounded = gguf.unpack(packed, numbers, rows, COLUMNS, torch.bfloat16)
     wide = torch.from_numpy(want)

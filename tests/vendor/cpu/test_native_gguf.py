@@ -41,7 +41,11 @@ def bits(tensor: Tensor) -> Tensor:
 def assert_same_normal_numbers(got: Tensor, want: Tensor) -> None:
     """The same bits; where bfloat16 is subnormal, 0 will do, as the dot instruction takes it for 0."""
     assert torch.equal(got.isnan(), want.isnan())
-    tiny = want.abs() < torch.finfo(want.dtype).tiny if want.dtype is torch.bfloat16 else torch.zeros_like(want).bool()
+    tiny = (
+        want.abs() < torch.finfo(want.dtype).tiny
+        if want.dtype is torch.bfloat16
+        else torch.zeros_like(want).bool()
+    )
     compared = ~want.isnan() & ~tiny
     assert torch.equal(bits(got)[compared], bits(want)[compared])
     assert bool((got[tiny].abs() <= torch.finfo(want.dtype).tiny).all())
@@ -93,7 +97,9 @@ def test_joined_matrices_are_those_alone() -> None:
     make, types, rows = SampleMaker(torch.bfloat16), [12, 13, 8, 30], [20, 7, 40, 3]
     parts = [packed(make, [kind], [count], 512) for kind, count in zip(types, rows, strict=True)]
     x = make.tensor(4, 512)
-    alone = [product(x, part, None, [kind], [count]) for part, kind, count in zip(parts, types, rows, strict=True)]
+    alone = [
+        product(x, part, None, [kind], [count]) for part, kind, count in zip(parts, types, rows, strict=True)
+    ]
     assert torch.equal(product(x, torch.cat(parts), None, types, rows), torch.cat(alone, -1))
 
 
@@ -112,7 +118,11 @@ def test_embedding(number: int) -> None:
     weight = packed(make, [number], [11], 512)
     table = gguf.unpack(weight, [number], [11], 512, torch.float32)
     rows_of = torch.ops.dlinfer_cpu.embedding_gguf.default
-    for places in (torch.tensor([[10, 0, 3], [3, 3, 9]]), torch.tensor([5], dtype=torch.int32), torch.tensor(7)):
+    for places in (
+        torch.tensor([[10, 0, 3], [3, 3, 9]]),
+        torch.tensor([5], dtype=torch.int32),
+        torch.tensor(7),
+    ):
         got = rows_of(places, weight, number, 11, 512, torch.float32)
         assert torch.equal(bits(got), bits(table[places.long()]))
 

@@ -1,8 +1,8 @@
 """Writes a model's config.json and generation_config.json from the metadata of a GGUF file.
 
-transformers has such a mapping too. It lacks what these families need: the head size of Qwen3, the sizes of experts,
-Mixtral, the rope scaling of Llama 3.1, the rope of Gemma 3's local layers, and the names of the classes. A key of the
-architecture's metadata that is not read here may change what the model computes, so such a file is refused.
+transformers has such a mapping too. It lacks the head size of Qwen3, the sizes of experts, Mixtral, the rope scaling of
+Llama 3.1, the rope of Gemma 3's local layers, and the names of the classes. These families need all of them. A key of
+the architecture's metadata that is not read here may change what the model computes, so such a file is refused.
 """
 
 import math
@@ -40,9 +40,7 @@ class _Metadata:
         self.header = header
         start = f"{header.architecture}."
         self._values = {
-            key.removeprefix(start): value
-            for key, value in header.metadata.items()
-            if key.startswith(start)
+            key.removeprefix(start): value for key, value in header.metadata.items() if key.startswith(start)
         }
         self._read = set(_UNREAD)
 
@@ -114,7 +112,9 @@ def _own(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     name, biased = metadata.header.architecture, "blk.0.attn_q.bias" in metadata.header.tensors
     if name == "llama" and metadata.get("expert_count", 0):
         chosen = {"num_local_experts": metadata["expert_count"], "sliding_window": None}
-        return _of("mixtral", "MixtralForCausalLM", **chosen, **_experts(metadata, "softmax and renormalised"))
+        return _of(
+            "mixtral", "MixtralForCausalLM", **chosen, **_experts(metadata, "softmax and renormalised")
+        )
     if name == "llama":
         metadata.get("expert_used_count")
         return _of("llama", "LlamaForCausalLM", attention_bias=biased, mlp_bias=False)
@@ -216,7 +216,11 @@ def _llama3(metadata: _Metadata, head_size: int, theta: float) -> dict[str, Any]
     factor, low, high, original = float(stored.max()), 1.0, 4.0, 8192
     turns = original / (2 * math.pi) * theta ** -(np.arange(0, head_size, 2) / head_size)
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    if entry.type != 0 or stored.shape != turns.shape or not np.allclose(stored, 1 / ((1 - share) / factor + share)):
+    if (
+        entry.type != 0
+        or stored.shape != turns.shape
+        or not np.allclose(stored, 1 / ((1 - share) / factor + share))
+    ):
         raise unusable(header.path, "its tensor rope_freqs is not that of Llama 3.1", "use another model")
     scaling = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
     return {"rope_type": "llama3", "factor": factor, **scaling}
@@ -238,8 +242,8 @@ def _dtype(header: Header) -> str:
 def _special(header: Header) -> dict[str, int]:
     """Return the ids of special tokens: a dict with some of bos, eos and pad."""
     keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    found = {kind: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for kind, key in keys.items()}
-    return {kind: number for kind, number in found.items() if isinstance(number, int)}
+    ids = {kind: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for kind, key in keys.items()}
+    return {kind: number for kind, number in ids.items() if isinstance(number, int)}
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:

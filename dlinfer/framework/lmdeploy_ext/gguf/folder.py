@@ -53,15 +53,15 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     files["config.json"][GGUF_FILE] = str(file)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
-            tokenizer.save(header, made)
-            (made / LINK).symlink_to(file)
+            tokenizer.save(header, unfinished)
+            (unfinished / LINK).symlink_to(file)
             for name, content in files.items():
-                (made / name).write_text(json.dumps(content, indent=2) + "\n")
-            made.rename(folder)
+                (unfinished / name).write_text(json.dumps(content, indent=2) + "\n")
+            unfinished.rename(folder)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         if (folder / _INDEX).is_file():  # another process was faster
             return folder

@@ -104,26 +104,28 @@ def _sources(header: Header, entry: Entry) -> Iterator[Source]:
     if entry.name in _WHOLE:
         yield Source(_WHOLE[entry.name], entry, minus_one=minus_one)
         return
-    found = _BLOCK.fullmatch(entry.name)
-    target = _OF_FAMILY.get(family, _PARTS).get(found[2]) if found else None
-    if found is None or target is None:
+    match = _BLOCK.fullmatch(entry.name)
+    target = _OF_FAMILY.get(family, _PARTS).get(match[2]) if match else None
+    if match is None or target is None:
         if entry.name in _SKIPPED:
             return
         detail = f"its tensor {entry.name} has no place in a model of architecture {family!r}"
         raise unusable(header.path, detail, "use the model in the format of Hugging Face")
-    name = f"model.layers.{found[1]}.{target}.{found[3]}"
+    name = f"model.layers.{match[1]}.{target}.{match[3]}"
     if "{}" in name:
         for expert in range(entry.shape[0]):
             part = replace(entry, shape=entry.shape[1:])
             yield Source(name.format(expert), replace(part, begin=entry.begin + expert * part.nbytes))
         return
-    if found[2] == "ffn_gate_inp_shexp":
+    if match[2] == "ffn_gate_inp_shexp":
         entry = replace(entry, shape=(1, entry.shape[-1]))
     heads = 0
-    if family == "llama" and found[2] in ("attn_q", "attn_k"):
+    if family == "llama" and match[2] in ("attn_q", "attn_k"):
         queries = metadata["llama.attention.head_count"]
-        heads = queries if found[2] == "attn_q" else metadata.get("llama.attention.head_count_kv", queries)
-        heads = heads[int(found[1])] if isinstance(heads, list) else heads
+        heads = queries if match[2] == "attn_q" else metadata.get("llama.attention.head_count_kv", queries)
+        heads = heads[int(match[1])] if isinstance(heads, list) else heads
         if entry.shape[0] % (2 * heads):
-            raise unusable(header.path, f"its tensor {entry.name} has {entry.shape[0]} rows for {heads} heads")
+            raise unusable(
+                header.path, f"its tensor {entry.name} has {entry.shape[0]} rows for {heads} heads"
+            )
     yield Source(name, entry, heads, minus_one)

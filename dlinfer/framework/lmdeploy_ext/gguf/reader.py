@@ -73,7 +73,9 @@ def read(path: Path) -> Header:
     try:
         state = path.stat()
     except OSError as error:
-        raise unusable(path, f"it cannot be read ({error.strerror})", "check the path and the access") from None
+        raise unusable(
+            path, f"it cannot be read ({error.strerror})", "check the path and the access"
+        ) from None
     return _read(path, state.st_size, state.st_mtime_ns)
 
 
@@ -130,7 +132,9 @@ def _parse(path: Path, cursor: _Cursor, size: int) -> Header:
     version, tensor_count, value_count = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
     if version not in _VERSIONS:
         detail = f"it is of GGUF version {version}, and versions {' and '.join(map(str, _VERSIONS))} are read"
-        raise unusable(path, detail, "convert the model again with a current llama.cpp, on a little-endian machine")
+        raise unusable(
+            path, detail, "convert the model again with a current llama.cpp, on a little-endian machine"
+        )
     metadata: dict[str, Any] = {}
     for _ in range(value_count):
         key = cursor.string()
@@ -163,7 +167,9 @@ def _entries(path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], beg
     for name, shape, kind, offset in infos:
         if kind not in sizes:
             advice = "upgrade the package gguf, or use a file of another quantisation, such as Q4_K_M"
-            raise unusable(path, f"tensor {name} is of type {kind}, which the package gguf does not know", advice)
+            raise unusable(
+                path, f"tensor {name} is of type {kind}, which the package gguf does not know", advice
+            )
         numbers, nbytes = sizes[kind]
         if shape[-1] % numbers:
             detail = f"tensor {name} has rows of {shape[-1]} numbers, which are no whole blocks of {numbers}"

@@ -1,6 +1,6 @@
 """Writes the tokenizer and the chat template of a GGUF file as Hugging Face's files.
 
-transformers converts the vocabulary, the merges and the rule by which texts are split. Its own classes would read other
+transformers converts the vocabulary, the merges and the rule that splits texts. Its own classes would read other
 tokenizer files beside the GGUF file too, and leave out what is added here:
 
 - tokens before and behind each text;
@@ -79,9 +79,7 @@ def _converted(header: Header) -> Any:
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not header.metadata.get(
         "tokenizer.ggml.add_space_prefix", True
     ):
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(
-            replacement="▁", prepend_scheme="never", split=False
-        )
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)
         backend.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         )

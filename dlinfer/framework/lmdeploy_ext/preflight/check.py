@@ -156,7 +156,12 @@ def _memory(folder: Path, built: model.Built) -> Memory:
     tensors, converted = model_files.read(folder), plan_of_folder(folder)
     weights = built.weight_bytes
     of_gguf = hasattr(config.hf_config, GGUF_FILE)  # the layers' sizes are known, and what stays in blocks
-    if tensors and not of_gguf and not built.packs_head and not (converted is not None and converted.changes_bytes):
+    if (
+        tensors
+        and not of_gguf
+        and not built.packs_head
+        and not (converted is not None and converted.changes_bytes)
+    ):
         weights = model_files.loaded_bytes(tensors, config.dtype.itemsize, bool(config.tie_word_embeddings))
     gives_back = of_gguf or (converted is not None and converted.packs)
     if packing is not None:

@@ -38,7 +38,8 @@ _NATIVE = {
         f"dlinfer::{name}": name
         for name in (
             "all_reduce",
-            *"linear linears linear_bf12 linear_gguf embedding_bf12 weight_quant_matmul linear_w8a8 dynamic_quant".split(),
+            *"linear linears linear_bf12 linear_gguf embedding_bf12 weight_quant_matmul".split(),
+            *"linear_w8a8 dynamic_quant".split(),
             *"rms_norm_w8a8 add_rms_norm_w8a8 rms_norm add_rms_norm apply_rotary_pos_emb".split(),
             *"silu_and_mul silu_mul gelu_mul fill_kv_cache paged_decode_attention prefill_attention".split(),
             *"paged_prefill_attention moe_gating_topk_softmax fused_moe fused_moe_clamped fused_moe_bf12".split(),

@@ -150,7 +150,9 @@ def _parts(model: Any, arch: str) -> list[tuple[str, torch.Tensor, int, bool]]:
     return parts
 
 
-def write(family: str, model: Any, tokens: Any, path: Path, choose: Choose, seed: int = 0, **metadata: Any) -> None:
+def write(
+    family: str, model: Any, tokens: Any, path: Path, choose: Choose, seed: int = 0, **metadata: Any
+) -> None:
     """Write a model and a tokenizer to a GGUF file, and give the model the numbers that gguf reads in it.
 
     choose: the types of matrices; vectors and routers are float32, as in llama.cpp. metadata: values to add.

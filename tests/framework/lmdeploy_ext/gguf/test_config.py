@@ -14,7 +14,14 @@ from dlinfer.framework.lmdeploy_ext.gguf.reader import Header
 from tests.framework.lmdeploy_ext.gguf import gguf_files
 from tests.framework.lmdeploy_ext.gguf.conftest import Written
 
-NOT_IN_FILES = {"architectures", "initializer_range", "_name_or_path", "dtype", "transformers_version", "rms_norm_eps"}
+NOT_IN_FILES = {
+    "architectures",
+    "initializer_range",
+    "_name_or_path",
+    "dtype",
+    "transformers_version",
+    "rms_norm_eps",
+}
 
 
 def test_as_the_model(family: str, written: Written) -> None:
@@ -46,7 +53,10 @@ def changed(header: Header, **values: Any) -> Header:
         ({"llama__rope__dimension_count": 16}, "a part of each head"),
         ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
         ({"llama__attention__head_count_kv": [2, 4]}, "differs between layers"),
-        ({"llama__expert_count": 4, "llama__expert_used_count": 2, "llama__expert_gating_func": 2}, "not chosen by"),
+        (
+            {"llama__expert_count": 4, "llama__expert_used_count": 2, "llama__expert_gating_func": 2},
+            "not chosen by",
+        ),
     ],
 )
 def test_refused(llama: Path, values: dict[str, Any], said: str) -> None:

@@ -48,9 +48,9 @@ def test_several_at_once(llama: Path, cache: Path) -> None:
 
 def test_no_cache(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with settings.override(cache_dir=str(tmp_path / "file")):
-        with pytest.raises(ModelFolderError, match="DLINFER_CACHE_DIR") as caught:
-            folder.model_folder(llama)
+    no_folder = settings.override(cache_dir=str(tmp_path / "file"))
+    with no_folder, pytest.raises(ModelFolderError, match="DLINFER_CACHE_DIR") as caught:
+        folder.model_folder(llama)
     assert str(llama) in str(caught.value)
 
 
@@ -64,6 +64,8 @@ def test_nothing_is_left_of_a_failure(llama: Path, cache: Path, monkeypatch: pyt
     assert list((cache / "gguf").iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "is_one"), [("a.gguf", True), ("/b/C.GGUF", True), ("gguf", False), ("a.gguf/x", False)])
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("a.gguf", True), ("/b/C.GGUF", True), ("gguf", False), ("a.gguf/x", False)]
+)
 def test_names(name: str, is_one: bool) -> None:
     assert folder.is_gguf(name) == is_one

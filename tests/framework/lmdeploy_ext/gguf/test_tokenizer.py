@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files give the ids of the tokenizers that were written into them, and have their chat templates."""
+"""Tokenizers of GGUF files give the ids of the tokenizers that were written into them, and their chat templates."""
 
 import io
 import re
@@ -77,7 +77,9 @@ def assert_same(got: Any, want: Any) -> None:
     for text in TEXTS:
         ids = want(text).input_ids
         assert got(text).input_ids == ids, text
-        assert got(text, add_special_tokens=False).input_ids == want(text, add_special_tokens=False).input_ids, text
+        assert (
+            got(text, add_special_tokens=False).input_ids == want(text, add_special_tokens=False).input_ids
+        ), text
         assert got.decode(ids) == want.decode(ids), text
         assert got.decode(ids, skip_special_tokens=True) == want.decode(ids, skip_special_tokens=True), text
     assert (got.bos_token_id, got.eos_token_id) == (want.bos_token_id, want.eos_token_id)

@@ -245,9 +245,9 @@ def init_pipeline(
     **kwargs: Any,
 ) -> None:
     device = getattr(backend_config, "device_type", "cuda" if backend_config is None else None)
-    if gguf.is_gguf(model_path) and device is not None:
-        if activation.serves(vendor_devices.without_cuda(device)):
-            model_path = str(gguf.model_folder(model_path))
+    is_ours = device is not None and activation.serves(vendor_devices.without_cuda(device))
+    if is_ours and gguf.is_gguf(model_path):
+        model_path = str(gguf.model_folder(model_path))
     original(
         self,
         model_path,

@@ -8,6 +8,7 @@ from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import BLOCK
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import linear_sizes
 from dlinfer.framework.lmdeploy_ext.device import devices, ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 
 _NAMES = "Llama Qwen2 Qwen3 InternLM2 Mixtral Qwen2Moe Qwen3Moe Mistral Gemma Gemma2 InternLM3"
 COMPARED = [f"{name}ForCausalLM" for name in _NAMES.split()]

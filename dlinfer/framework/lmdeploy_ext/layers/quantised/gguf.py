@@ -20,7 +20,9 @@ from dlinfer.ops.quantised import gguf
 class LinearGguf(LinearImpl):
     """x @ weight.T + bias for a weight of one or more matrices in blocks, such as q, k and v."""
 
-    def __init__(self, types: Sequence[int], rows: Sequence[int], in_features: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, types: Sequence[int], rows: Sequence[int], in_features: int, dtype: torch.dtype
+    ) -> None:
         self.types, self.rows, self.in_features, self.dtype = list(types), list(rows), in_features, dtype
 
     def get_unquantized_weight(self, weight: Tensor) -> Tensor:

@@ -50,7 +50,9 @@ class Weight:
         parts = {_place(source.name): source for source in sources}
         self._parts = dict(sorted(parts.items()))
         self.experts = len({expert for expert, _ in parts})
-        first = [source for (expert, _), source in self._parts.items() if expert == next(iter(self._parts))[0]]
+        first = [
+            source for (expert, _), source in self._parts.items() if expert == next(iter(self._parts))[0]
+        ]
         self.types = [source.entry.type for source in first]
         self.rows = [source.shape[0] for source in first]
         self.columns = first[0].shape[1]
@@ -114,7 +116,9 @@ class Packing:
             parts = [of_module.get(number, []) for number in both]
             if all(_stay_in_blocks(own) for own in parts):
                 for number, own in zip(both, parts, strict=True):
-                    self._weights |= dict.fromkeys((source.name for source in own), Weight(owners[number], own))
+                    self._weights |= dict.fromkeys(
+                        (source.name for source in own), Weight(owners[number], own)
+                    )
         self._unpacked = [
             source
             for name, source in sources.items()
@@ -219,7 +223,9 @@ class Packing:
             nbytes = sum(weight.nbytes for weight in packed)
             logger.info("%s: %d weights stay in blocks, %.1f MB", self._path, len(packed), nbytes / 1e6)
         if self._unpacked:
-            numbers = sum(source.entry.nbytes // source.entry.row_bytes * source.shape[-1] for source in self._unpacked)
+            numbers = sum(
+                source.entry.nbytes // source.entry.row_bytes * source.shape[-1] for source in self._unpacked
+            )
             logger.warning(
                 "%s: %d tensors do not stay in blocks, such as %s of type %s. Unpacked they take %.1f MB, and %.1f MB "
                 "in the file.",
