@@ -158,6 +158,14 @@ class Settings:
         "rounded to 8 bits. Each row and group of at most 128 has a scale. Prompts are read faster, rounded as "
         "OpenVINO rounds them. Empty does not round the rows",
     )
+    cpu_batch_invariant: bool = _setting(
+        False,
+        "DLINFER_CPU_BATCH_INVARIANT",
+        _flag,
+        "1: LMDeploy's device cpu gives a request the same tokens and logprobs, bit for bit, alone and in any batch, "
+        "whether its prompt is read whole, in chunks, again after a preemption, or found in the prefix cache. "
+        "docs/guides/batch_invariance.md says what is served and what it costs",
+    )
     max_requests: int | None = _setting(
         None,
         "DLINFER_MAX_REQUESTS",
