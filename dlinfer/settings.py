@@ -164,7 +164,7 @@ class Settings:
         _flag,
         "1: LMDeploy's device cpu gives a request the same tokens and logprobs, bit for bit, alone and in any batch, "
         "whether its prompt is read whole, in chunks, again after a preemption, or found in the prefix cache. "
-        "docs/guides/batch_invariance.md says what is served and what it costs",
+        "docs/guides/batch_invariance.md says what is served and what it costs. Implies DLINFER_FALLBACK=error",
     )
     max_requests: int | None = _setting(
         None,
@@ -229,6 +229,11 @@ class Settings:
         "what graph mode prints to stderr while it compiles: a comma-separated list of graph, passes, "
         "placement, cache, all",
     )
+
+
+    def __post_init__(self) -> None:
+        if self.cpu_batch_invariant:  # no other kernel takes over with another order of sums
+            object.__setattr__(self, "fallback", "error")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:

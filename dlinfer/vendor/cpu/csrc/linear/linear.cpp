@@ -94,11 +94,15 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
   run<T>({data(x), stride, inputs}, columns, jobs);
 }
 
-std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const std::vector<MaybeTensor>& biases) {
+std::vector<Tensor> linears(Tensor x, std::vector<Tensor> weights, std::vector<MaybeTensor> biases) {
   STD_TORCH_CHECK(weights.size() == biases.size(), "linears: ", weights.size(), " weights, ", biases.size(), " biases");
   bool ours = true;
   for (size_t i = 0; i < weights.size(); ++i) {
     check(x, weights[i], biases[i]);
+    if (batch_invariant()) {  // torch's product, which reads any strides, has another order for another number of rows
+      if (!dense_rows(weights[i])) weights[i] = torch::stable::contiguous(weights[i]);
+      if (biases[i] && !dense_rows(*biases[i])) biases[i] = torch::stable::contiguous(*biases[i]);
+    }
     ours = ours && fits_kernel(weights[i], biases[i]);
   }
   const int64_t inputs = leading_count(x);
@@ -106,8 +110,7 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
   if (!ours || !takes_inputs(x.scalar_type(), inputs)) {
-    STD_TORCH_CHECK(!batch_invariant(), "linears: DLINFER_CPU_BATCH_INVARIANT=1 needs x and weights of float32, bfloat16 "
-                    "or float16 in host memory, with dense rows. Next step: use such a model, or unset it");
+    STD_TORCH_CHECK(!batch_invariant(), "linears: no batch-invariant product of this dtype or device");
     for (size_t i = 0; i < weights.size(); ++i) outs.push_back(by_torch("aten::linear", x, weights[i], biases[i]));
     return outs;
   }
