@@ -1,22 +1,30 @@
 """Whether a request has the same tokens and logprobs, bit for bit, alone and in random batches of LMDeploy's engine.
 
-    python -m benchmarks.batch_invariance [--batches 1000] [--families qwen2] [--dtypes bfloat16 float32] [--seed 0]
+    DLINFER_CPU_BATCH_INVARIANT=1 python -m benchmarks.batch_invariance [--batches 1000] [--families qwen2]
+    python -m benchmarks.batch_invariance --price [--pairs 15] [--dtype bfloat16 | float32] [--model FOLDER]
 
-Set DLINFER_CPU_BATCH_INVARIANT=1; without it the lines show how many batches differ. Requests differ in prompt, length
-and sampling, share beginnings, and continue what others said. Each is answered alone first. Then random batches of them
+Without DLINFER_CPU_BATCH_INVARIANT=1 the first shows how many batches differ. Its requests differ in prompt, length and
+sampling, share beginnings, and continue what others said. Each is answered alone first. Then random batches of them
 arrive at random times, at engines that read prompts whole, read them in chunks, preempt, or keep prefixes, eagerly and
-in graph mode. Prints a line for each engine; the last line is JSON.
+in graph mode. The second compares the mode's time with the default's, on the shape of Qwen2.5-0.5B in graph mode.
+The last line is JSON.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import statistics
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.arena import Entry
+from benchmarks.arena import measure as take_turns
+from benchmarks.models import FOLDER, add_model_options, chosen_model
+from benchmarks.timing import publish, ratio
 from dlinfer import settings
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -39,6 +47,14 @@ COMMON: dict[str, Any] = {
 MOST = 16
 """Requests of a batch."""
 
+WORK: list[dict[str, Any]] = [
+    {"work": "decode", "batch": 1, "length": 8, "tokens": 24},
+    {"work": "decode", "batch": 1, "length": 1024, "tokens": 24},
+    {"work": "decode", "batch": 8, "length": 256, "tokens": 12},
+    {"work": "prefill", "batch": 1, "length": 512, "tokens": 1},
+    {"work": "requests", "batch": 8, "length": 0, "tokens": 0},
+]
+
 
 class Request(NamedTuple):
     """prompt: token ids. options: of GenerationConfig."""
@@ -48,10 +64,10 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """tokens: of the answer. logprobs: of each step, (token, log-probability)."""
+    """tokens: of the answer. logprobs: of each step, (token, bits of its log-probability)."""
 
     tokens: list[int]
-    logprobs: list[list[tuple[int, float]]]
+    logprobs: list[list[tuple[int, str]]]
 
 
 def requests(draw: random.Random, count: int, vocabulary: int) -> list[Request]:
@@ -91,10 +107,11 @@ async def _ask(pipe: Any, request: Request, delay: float) -> Answer:
         None, pipe.session(), gen_config=GenerationConfig(**request.options), input_ids=request.prompt
     )
     tokens: list[int] = []
-    logprobs: list[list[tuple[int, float]]] = []
+    logprobs: list[list[tuple[int, str]]] = []
     async for response in engine.generate(made):
         tokens += response.token_ids
-        logprobs += [sorted(step.items()) for step in response.logprobs or []]
+        steps = response.logprobs or []
+        logprobs += [sorted((token, float(value).hex()) for token, value in step.items()) for step in steps]
     return Answer(tokens, logprobs)
 
 
@@ -131,7 +148,7 @@ def measure(model: Path, draw: random.Random, count: int, pool_size: int) -> lis
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     rows = []
     for eager in (True, False):
-        pool, alone = requests(draw, pool_size, vocabulary), []
+        pool, alone = requests(draw, pool_size, vocabulary), list[Answer]()
         for name, options in ENGINES.items():
             with pipeline(model, eager_mode=eager, **options) as pipe:
                 if not alone:
@@ -153,8 +170,27 @@ def measure(model: Path, draw: random.Random, count: int, pool_size: int) -> lis
                         "seconds": round(time.perf_counter() - start, 1),
                     }
                 )
-                print(rows[-1], flush=True)
+                print(rows[-1], file=sys.stderr, flush=True)
     return rows
+
+
+def price(args: argparse.Namespace) -> None:
+    """Print the time of each work with the mode, and how many times as long it takes as without."""
+    model = chosen_model(args)
+    modes = {"default": "0", "invariant": "1"}
+    entries = [
+        Entry(name, "lmdeploy-graph", model, environment={"DLINFER_CPU_BATCH_INVARIANT": value})
+        for name, value in modes.items()
+    ]
+    _, results = take_turns(entries, WORK, args.pairs)
+    rows = []
+    for work, answers in zip(WORK, results, strict=True):
+        seconds = {name: [answer["seconds"] for answer in answers[name]] for name in modes}
+        named = f"{work['work']} {work['batch']}" + (f" x {work['length']}" if work["length"] else "")
+        row: dict[str, Any] = {"work": named}
+        row |= {f"{name} ms": statistics.median(times) * 1e3 for name, times in seconds.items()}
+        rows.append(row | {"times as long": ratio(seconds["invariant"], seconds["default"])})
+    publish(f"price of batch invariance, {model.name}", rows)
 
 
 def main() -> None:
@@ -166,9 +202,13 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--pool", type=int, default=24, help="different requests")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--price", action="store_true", help="measure time in place of bits")
+    parser.add_argument("--pairs", type=int, default=15)
+    add_model_options(parser)
     args = parser.parse_args()
-    from benchmarks.models import FOLDER
-    from benchmarks.timing import publish
+    if args.price:
+        price(args)
+        return
     from examples.tiny_models.build import build
 
     FOLDER.parent.mkdir(parents=True, exist_ok=True)
@@ -178,8 +218,8 @@ def main() -> None:
         folder = FOLDER.with_name(f"tiny-{family}-{dtype}")
         build(family, folder, 0, dtype)
         rows += measure(folder, random.Random(args.seed), args.batches // len(models), args.pool)
-    on = getattr(settings.current(), "cpu_batch_invariant", False)
-    publish(f"batch invariance, {'on' if on else 'off'}", rows)
+    publish(f"batch invariance, {'on' if settings.current().cpu_batch_invariant else 'off'}", rows)
+    print(f"{sum(row['equal'] for row in rows)} of {sum(row['batches'] for row in rows)} batches are equal", file=sys.stderr)
 
 
 if __name__ == "__main__":
