@@ -28,7 +28,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     speculative decoding.
     """
     support.check_support(model_config.hf_config.to_dict(), is_draft)
-    invariance.check_model(model_config.hf_config.to_dict(), activation.active())
+    invariance.check_model(model_config.hf_config, activation.active())
     config = model_config.llm_config or model_config.hf_config
     rope_parameters.check(config)
     windows.check(model_config)

@@ -3,22 +3,18 @@
 from typing import Any
 
 from dlinfer import settings
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.vendor import activate_default
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 
-_NAMES = "Llama Mistral Qwen2 Qwen3 InternLM2 InternLM3 Mixtral Qwen3Moe"
-COMPARED = [f"{name}ForCausalLM" for name in _NAMES.split()]
+_DENSE = [f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 InternLM2 InternLM3".split()]
+COMPARED = [*_DENSE, "MixtralForCausalLM", "Qwen3MoeForCausalLM"]
 """LMDeploy's classes whose answers were compared, bit for bit, alone and in random batches."""
 
-COMPARED_PACKED = {
-    method: [f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 InternLM2 InternLM3".split()]
-    for method in ("awq", "smooth_quant")
-}
-"""Quantisation method -> LMDeploy's classes that were compared with this method."""
-
-_ADVICE = "unset DLINFER_CPU_BATCH_INVARIANT"
+COMPARED_PACKED = {"awq": _DENSE, "smooth_quant": _DENSE}
+"""Quantisation method -> LMDeploy's classes whose layers have batch-invariant kernels for this method."""
 
 
 def is_asked(device_type: str | None) -> bool:
@@ -32,28 +28,20 @@ def check_engine_config(config: Any) -> None:
 
     config: a PytorchEngineConfig.
     """
-    device = config.device_type
-    if not is_asked(device):
+    if not is_asked(config.device_type):
         return
-    vendor, engine = activate_default("cpu"), settings.current().engine
-    for feature, advice, is_set in (
-        (f"tp={config.tp}", "use tp=1", config.tp != 1),
-        (f"quant_policy={int(config.quant_policy or 0)}", "use quant_policy=0", config.quant_policy),
-        ("LoRA adapters", "merge the adapter into the model", config.adapters),
-        (
-            "DLINFER_CPU_ACTIVATIONS=int8",
-            "unset DLINFER_CPU_ACTIVATIONS",
-            settings.current().cpu_activations,
-        ),
-        (f"DLINFER_ENGINE={engine}", "unset DLINFER_ENGINE", engine not in ("", "inductor")),
-        (
-            f"vendor {getattr(vendor, 'name', None)!r}",
-            "set DLINFER_VENDOR=cpu",
-            getattr(vendor, "name", "") != "cpu",
-        ),
+    ours = settings.current()
+    policy = int(config.quant_policy or 0)
+    for is_set, feature, advice in (
+        (config.tp != 1, f"tp={config.tp}", "use tp=1"),
+        (policy, f"quant_policy={policy}", "use quant_policy=0"),
+        (config.adapters, "LoRA adapters", "merge the adapter into the model"),
+        (ours.cpu_activations, "DLINFER_CPU_ACTIVATIONS=int8", "unset DLINFER_CPU_ACTIVATIONS"),
+        (ours.engine not in ("", "inductor"), f"DLINFER_ENGINE={ours.engine}", "unset DLINFER_ENGINE"),
+        (ours.vendor not in ("", "cpu"), f"DLINFER_VENDOR={ours.vendor}", "unset DLINFER_VENDOR"),
     ):
         if is_set:
-            raise _refusal(feature, advice, device)
+            raise _refusal(feature, advice, config.device_type)
 
 
 def check_drafts(config: Any) -> None:
@@ -62,24 +50,27 @@ def check_drafts(config: Any) -> None:
         raise _refusal("speculative decoding", "leave speculative_config out", config.device_type)
 
 
-def check_model(config: dict[str, Any], device_type: str | None) -> None:
-    """Raise UnsupportedFeatureError for a model that was never compared. config: the contents of ``config.json``."""
+def check_model(hf_config: Any, device_type: str | None) -> None:
+    """Raise UnsupportedFeatureError for a model that was never compared. hf_config: transformers' configuration."""
     if not is_asked(device_type):
         return
+    config = hf_config.to_dict()
     names = support.architectures(config)
     if not names or not set(names) <= set(COMPARED):
-        advice = f"use a model of {', '.join(COMPARED)}"
-        raise _refusal(f"the model class {', '.join(names) or 'unknown'}", advice, device_type)
+        named = ", ".join(names) or "a model without a class name"
+        raise _refusal(named, f"use a model of {', '.join(COMPARED)}", device_type)
+    if rope_parameters.original_length(hf_config) is not None:
+        kind = rope_parameters.rope_type(rope_parameters.parameters(hf_config))
+        raise _refusal(f"rope type {kind!r}", "use a model whose frequencies never change", device_type)
     for _, stored in support.quantisation_of(config):
         method = str(stored.get("quant_method", "unknown"))
-        is_int8 = stored.get("quant_dtype") in (None, "int8")
-        if not set(names) <= set(COMPARED_PACKED.get(method, ())) or not is_int8:
-            shown = f"{', '.join(names)} quantised as {method}" + ("" if is_int8 else " in float8")
-            advice = "use AWQ or W8A8 in int8 of a model without experts, or floating-point weights"
-            raise _refusal(shown, advice, device_type)
+        numbers = stored.get("quant_dtype") or "int8"
+        if not set(names) <= set(COMPARED_PACKED.get(method, ())) or numbers != "int8":
+            named = f"{', '.join(names)} quantised as {method} ({numbers})"
+            advice = f"use floating-point weights, or AWQ or W8A8 in int8 of {', '.join(_DENSE)}"
+            raise _refusal(named, advice, device_type)
 
 
-def _refusal(feature: str, advice: str, device_type: str | None) -> Exception:
-    return refuse(
-        f"{feature} with DLINFER_CPU_BATCH_INVARIANT=1", f"{advice}, or {_ADVICE}", device_type
-    )
+def _refusal(feature: str, advice: str, device_type: str | None) -> UnsupportedFeatureError:
+    advice = f"{advice}, or unset DLINFER_CPU_BATCH_INVARIANT (docs/guides/batch_invariance.md)"
+    return refuse(f"{feature} with DLINFER_CPU_BATCH_INVARIANT=1", advice, device_type)
