@@ -83,13 +83,20 @@ def requests(draw: random.Random, count: int, vocabulary: int) -> list[Request]:
             "logprobs": 3,
         }
         if number % 3:
-            options |= {"do_sample": True, "random_seed": number, "temperature": 0.9, "top_k": number % 2 * 20}
+            options |= {
+                "do_sample": True,
+                "random_seed": number,
+                "temperature": 0.9,
+                "top_k": number % 2 * 20,
+            }
             options["top_p"] = draw.choice((1.0, 0.9))
         found.append(Request(prompt, options))
     return found
 
 
-def continued(draw: random.Random, asked: list[Request], said: list[Answer], vocabulary: int) -> list[Request]:
+def continued(
+    draw: random.Random, asked: list[Request], said: list[Answer], vocabulary: int
+) -> list[Request]:
     """For each third request another one, which goes on behind its answer as the next turn of a conversation does."""
     more = []
     for request, answer in list(zip(asked, said, strict=True))[::3]:
@@ -158,7 +165,7 @@ def measure(model: Path, draw: random.Random, count: int, pool_size: int) -> lis
                     pool = pool + more
                 start = time.perf_counter()
                 share = count // (2 * len(ENGINES))
-                differing = [found for found in batches(pipe, draw, pool, alone, share)]
+                differing = list(batches(pipe, draw, pool, alone, share))
                 rows.append(
                     {
                         "model": model.name,
@@ -219,7 +226,10 @@ def main() -> None:
         build(family, folder, 0, dtype)
         rows += measure(folder, random.Random(args.seed), args.batches // len(models), args.pool)
     publish(f"batch invariance, {'on' if settings.current().cpu_batch_invariant else 'off'}", rows)
-    print(f"{sum(row['equal'] for row in rows)} of {sum(row['batches'] for row in rows)} batches are equal", file=sys.stderr)
+    print(
+        f"{sum(row['equal'] for row in rows)} of {sum(row['batches'] for row in rows)} batches are equal",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

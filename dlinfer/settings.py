@@ -162,8 +162,8 @@ class Settings:
         False,
         "DLINFER_CPU_BATCH_INVARIANT",
         _flag,
-        "1: LMDeploy's device cpu gives a request the same tokens and logprobs, bit for bit, alone and in any batch, "
-        "whether its prompt is read whole, in chunks, again after a preemption, or found in the prefix cache. "
+        "1: on LMDeploy's device cpu a request has the same tokens and logprobs, bit for bit, alone and in any batch. "
+        "Chunks of its prompt, preemptions and cached prefixes change nothing either. "
         "docs/guides/batch_invariance.md says what is served and what it costs. Implies DLINFER_FALLBACK=error",
     )
     max_requests: int | None = _setting(
@@ -229,7 +229,6 @@ class Settings:
         "what graph mode prints to stderr while it compiles: a comma-separated list of graph, passes, "
         "placement, cache, all",
     )
-
 
     def __post_init__(self) -> None:
         if self.cpu_batch_invariant:  # no other kernel takes over with another order of sums

@@ -1,6 +1,6 @@
 """DLINFER_CPU_BATCH_INVARIANT=1: answers under pressure have the bits of the answers alone, tokens and logprobs.
 
-"Under pressure" are random batches, prompts in chunks, a cache that preempts, cached prefixes, and all of these at once.
+"Under pressure": random batches, prompts in chunks, a cache that preempts, cached prefixes, and all of these at once.
 benchmarks.batch_invariance runs many more batches.
 """
 

@@ -79,7 +79,9 @@ def test_a_weight_with_gaps(dtype):
     assert torch.equal(linear(x, weight), linear(x, weight.contiguous()))
 
 
-@given(parts=st.lists(spans, min_size=1, max_size=4), in_features=st.integers(1, 700), seed=st.integers(0, 2**31))
+@given(
+    parts=st.lists(spans, min_size=1, max_size=4), in_features=st.integers(1, 700), seed=st.integers(0, 2**31)
+)
 @FEW_EXAMPLES
 def test_weights_of_12_bits(parts, in_features, seed):
     x = tensor(seed, (ROWS, in_features), torch.bfloat16)
@@ -114,7 +116,9 @@ def test_weights_of_4_bits(dtype, parts, group, has_zeros, seed):
     assert_same_alone(lambda rows: product(rows, weight, scales, zeros, None, group), x, parts)
 
 
-@given(dtype=st.sampled_from(DTYPES), parts=st.lists(spans, min_size=1, max_size=4), seed=st.integers(0, 2**31))
+@given(
+    dtype=st.sampled_from(DTYPES), parts=st.lists(spans, min_size=1, max_size=4), seed=st.integers(0, 2**31)
+)
 @FEW_EXAMPLES
 def test_weights_of_8_bits(dtype, parts, seed):
     draw = torch.Generator().manual_seed(seed)
@@ -148,7 +152,10 @@ def test_experts(dtype, parts, topk, experts, seed):
     own(dtype)
     hidden, size = 72, 40
     gate_up = tensor(seed + 1, (experts, 2 * size, hidden), dtype)
-    down, router = tensor(seed + 2, (experts, hidden, size), dtype), tensor(seed + 3, (experts, hidden), dtype)
+    down, router = (
+        tensor(seed + 2, (experts, hidden, size), dtype),
+        tensor(seed + 3, (experts, hidden), dtype),
+    )
 
     def layer(rows: Tensor) -> Tensor:
         chosen = torch.ops.dlinfer_cpu.moe_gating_topk_softmax(linear(rows, router), topk, 1)
@@ -178,10 +185,13 @@ class Sequence:
     blocks: the numbers of its blocks.
     """
 
-    def __init__(self, draw: torch.Generator, length: int, heads: tuple[int, int], size: int, dtype: torch.dtype):
+    def __init__(
+        self, draw: torch.Generator, length: int, heads: tuple[int, int], size: int, dtype: torch.dtype
+    ):
         self.length = length
         self.q, self.k, self.v = (
-            torch.randn(length, count, size, generator=draw).to(dtype) for count in (heads[0], heads[1], heads[1])
+            torch.randn(length, count, size, generator=draw).to(dtype)
+            for count in (heads[0], heads[1], heads[1])
         )
         self.blocks: list[int] = []
 
@@ -260,7 +270,9 @@ def test_attention(dtype, lengths, length, heads, size, window, softcap, has_slo
         end = data.draw(st.integers(begin + 1, length), "end of a chunk")
         beside = [(each, data.draw(st.integers(0, each.length - 1)), each.length) for each in others]
         place = data.draw(st.integers(0, len(beside)), "place in the batch")
-        found = attend(cache, [*beside[:place], (one, begin, end), *beside[place:]], options, decodes=False)[place]
+        found = attend(cache, [*beside[:place], (one, begin, end), *beside[place:]], options, decodes=False)[
+            place
+        ]
         assert torch.equal(found, whole[begin:end]), (begin, end)
         begin = end
 
@@ -287,7 +299,12 @@ def test_decoding_is_close_to_the_usual_kernel(dtype):
     torch.testing.assert_close(found, usual, rtol=tolerance, atol=tolerance)
 
 
-@given(rows=st.integers(1, 40), part=st.integers(1, 40), seed=st.integers(0, 2**31), top_k=st.sampled_from((0, 20)))
+@given(
+    rows=st.integers(1, 40),
+    part=st.integers(1, 40),
+    seed=st.integers(0, 2**31),
+    top_k=st.sampled_from((0, 20)),
+)
 @FEW_EXAMPLES
 def test_drawn_tokens(rows, part, seed, top_k):
     draw = torch.Generator().manual_seed(seed)
