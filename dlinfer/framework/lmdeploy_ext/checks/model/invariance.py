@@ -20,7 +20,7 @@ COMPARED_PACKED = {"awq": _DENSE, "smooth_quant": _DENSE}
 def is_asked(device_type: str | None) -> bool:
     """Return whether results on LMDeploy's device_type, None if it is unknown, must not depend on the batch."""
     asked = settings.current().cpu_batch_invariant
-    return asked and device_type is not None and devices.torch_device(device_type) == "cpu"
+    return asked and device_type is not None and devices.shares_host(device_type)
 
 
 def check_engine_config(config: Any) -> None:
@@ -30,15 +30,16 @@ def check_engine_config(config: Any) -> None:
     """
     if not is_asked(config.device_type):
         return
-    ours = settings.current()
+    ours, vendor = settings.current(), devices.vendor_of(config.device_type)
+    assert vendor is not None, "the device_type is ours"
     policy = int(config.quant_policy or 0)
     for is_set, feature, advice in (
         (config.tp != 1, f"tp={config.tp}", "use tp=1"),
         (policy, f"quant_policy={policy}", "use quant_policy=0"),
         (config.adapters, "LoRA adapters", "merge the adapter into the model"),
         (ours.cpu_activations, "DLINFER_CPU_ACTIVATIONS=int8", "unset DLINFER_CPU_ACTIVATIONS"),
-        (ours.engine not in ("", "inductor"), f"DLINFER_ENGINE={ours.engine}", "unset DLINFER_ENGINE"),
-        (ours.vendor not in ("", "cpu"), f"DLINFER_VENDOR={ours.vendor}", "unset DLINFER_VENDOR"),
+        (ours.engine not in ("", vendor.default_engine), f"DLINFER_ENGINE={ours.engine}", "unset DLINFER_ENGINE"),
+        (ours.vendor not in ("", vendor.name), f"DLINFER_VENDOR={ours.vendor}", "unset DLINFER_VENDOR"),
     ):
         if is_set:
             raise _refusal(feature, advice, config.device_type)
