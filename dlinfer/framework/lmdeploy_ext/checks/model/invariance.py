@@ -38,7 +38,11 @@ def check_engine_config(config: Any) -> None:
         (policy, f"quant_policy={policy}", "use quant_policy=0"),
         (config.adapters, "LoRA adapters", "merge the adapter into the model"),
         (ours.cpu_activations, "DLINFER_CPU_ACTIVATIONS=int8", "unset DLINFER_CPU_ACTIVATIONS"),
-        (ours.engine not in ("", vendor.default_engine), f"DLINFER_ENGINE={ours.engine}", "unset DLINFER_ENGINE"),
+        (
+            ours.engine not in ("", vendor.default_engine),
+            f"DLINFER_ENGINE={ours.engine}",
+            "unset DLINFER_ENGINE",
+        ),
         (ours.vendor not in ("", vendor.name), f"DLINFER_VENDOR={ours.vendor}", "unset DLINFER_VENDOR"),
     ):
         if is_set:
