@@ -30,13 +30,18 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, str]]] = {
     "qwen2 bfloat16 eager": ("qwen2", "bfloat16", {"eager_mode": True}, {}),
     "llama float32": ("llama", "float32", {"eager_mode": False}, {}),
     "llama float16 eager": ("llama", "float16", {"eager_mode": True}, {}),
-    "mistral windows": ("mistral_window", "bfloat16", {"eager_mode": False}, {}),
     "mixtral": ("mixtral", "bfloat16", {"eager_mode": False}, {}),
     "qwen3 in 12 bits": ("qwen3", "bfloat16", {"eager_mode": False}, {"DLINFER_CPU_WEIGHTS": "bf12"}),
     "llama in 8 bits": ("llama", "bfloat16", {"eager_mode": False}, {"DLINFER_CPU_WEIGHTS": "int8"}),
     "llama in 4 bits": ("llama_awq", "float16", {"eager_mode": False}, {}),
 }
 """Name -> family, dtype, options of the engine, and environment."""
+
+QUICK = "qwen2 bfloat16"
+PARAMS = [pytest.param(name, marks=[] if name == QUICK else pytest.mark.full) for name in MODELS]
+
+
+Runs = tuple[list[list[int]], list[EngineRun]]
 
 
 def requests(lab: Lab, family: str, dtype: str) -> list[tuple[str, dict[str, Any]]]:
@@ -45,7 +50,7 @@ def requests(lab: Lab, family: str, dtype: str) -> list[tuple[str, dict[str, Any
     texts += [f"{text} and what now" for text in texts]
     found = []
     for number, text in enumerate(texts):
-        options: dict[str, Any] = {"max_new_tokens": 10 + number % 3 * 10, "ignore_eos": True, "logprobs": 3}
+        options: dict[str, Any] = {"max_new_tokens": 20 + number % 3 * 10, "ignore_eos": True, "logprobs": 3}
         if number % 2:
             options |= {"do_sample": True, "random_seed": number, "temperature": 0.9, "top_p": 0.9}
         found.append((text, options))
@@ -57,9 +62,9 @@ def step(name: str, kind: str, asked: list[tuple[str, dict[str, Any]]], **more: 
     return {"name": name, "kind": kind, "prompts": [*prompts], "gen": [*options], **more}
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def runs(lab: Lab, request: pytest.FixtureRequest) -> tuple[list[list[int]], list[EngineRun]]:
-    """(the requests of each batch, one run alone and one for each kind of pressure)."""
+@pytest.fixture(scope="module", params=PARAMS)
+def runs(lab: Lab, request: pytest.FixtureRequest) -> Runs:
+    """The requests of each batch, one run alone, and one for each kind of pressure."""
     family, dtype, options, environment = MODELS[request.param]
     model, asked, draw = lab.model(family, dtype=dtype), requests(lab, family, dtype), random.Random(0)
     batches = [draw.sample(range(len(asked)), draw.randint(2, len(asked))) for _ in range(BATCHES)]
@@ -77,7 +82,7 @@ def bits(answer: dict[str, Any]) -> tuple[Any, ...]:
     return answer["token_ids"], answer["text"], answer["finish_reason"], logprobs
 
 
-def test_answers_have_the_bits_of_the_answers_alone(runs: tuple[list[list[int]], list[EngineRun]]) -> None:
+def test_answers_have_the_bits_of_the_answers_alone(runs: Runs) -> None:
     batches, (alone, *crowded) = runs
     for pressure, run in zip(PRESSURE, crowded, strict=True):
         for number, batch in enumerate(batches):
@@ -85,7 +90,7 @@ def test_answers_have_the_bits_of_the_answers_alone(runs: tuple[list[list[int]],
                 assert bits(answer) == bits(alone["alone"][i]), (pressure, number, i)
 
 
-def test_the_pressure_is_there(runs: tuple[list[list[int]], list[EngineRun]]) -> None:
+def test_the_pressure_is_there(runs: Runs) -> None:
     _, (_, _, _, preempted, prefixes, _) = runs
     assert sum(preempted.results["preemptions"].values()) > 0
     names = map(str, range(BATCHES))

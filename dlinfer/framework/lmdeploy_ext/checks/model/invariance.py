@@ -7,9 +7,9 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
+from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
 
-_DENSE = [f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 InternLM2 InternLM3".split()]
+_DENSE = [f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 InternLM2".split()]
 COMPARED = [*_DENSE, "MixtralForCausalLM", "Qwen3MoeForCausalLM"]
 """LMDeploy's classes whose answers were compared, bit for bit, alone and in random batches."""
 
@@ -64,6 +64,8 @@ def check_model(hf_config: Any, device_type: str | None) -> None:
     if not names or not set(names) <= set(COMPARED):
         named = ", ".join(names) or "a model without a class name"
         raise _refusal(named, f"use a model of {', '.join(COMPARED)}", device_type)
+    if any(windows.of_layers(hf_config) or ()):
+        raise _refusal("sliding windows", "use a model without them", device_type)
     if rope_parameters.original_length(hf_config) is not None:
         kind = rope_parameters.rope_type(rope_parameters.parameters(hf_config))
         raise _refusal(f"rope type {kind!r}", "use a model whose frequencies never change", device_type)

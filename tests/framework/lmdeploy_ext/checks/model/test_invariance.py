@@ -1,10 +1,11 @@
 """With DLINFER_CPU_BATCH_INVARIANT=1 whatever depends on the batch is refused by name, before any weight is read."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from lmdeploy import PytorchEngineConfig
-from lmdeploy.messages import SpeculativeConfig
+from lmdeploy.messages import QuantPolicy, SpeculativeConfig
 from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
 from lmdeploy.pytorch.models.module_map import MODULE_MAP
 from transformers import PretrainedConfig
@@ -22,8 +23,11 @@ def asked() -> Iterator[None]:
         yield
 
 
-def config(name: str, **fields: object) -> PretrainedConfig:
-    return PretrainedConfig(architectures=[name], max_position_embeddings=64, **fields)
+def config(name: str, **fields: Any) -> PretrainedConfig:
+    made = PretrainedConfig(architectures=[name])
+    for field, value in ({"max_position_embeddings": 64} | fields).items():
+        setattr(made, field, value)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,10 @@ def test_drafts():
     given = PytorchEngineConfig(device_type="cpu")
     drafts = SpeculativeConfig(method="eagle", model="/nowhere")
     with pytest.raises(UnsupportedFeatureError, match="speculative decoding"):
-        ConfigBuilder.build_specdecode_config("/nowhere", drafts, given, None, None)
+        invariance.check_drafts(given)
+    build: Any = ConfigBuilder.build_specdecode_config
+    with pytest.raises(UnsupportedFeatureError, match="speculative decoding"):
+        build("/nowhere", drafts, given, None, None)
 
 
 @pytest.mark.parametrize("name", MODULE_MAP)
@@ -75,6 +82,13 @@ def test_models(name):
         return
     with pytest.raises(UnsupportedFeatureError, match=name):
         invariance.check_model(config(name), "cpu")
+
+
+def test_sliding_windows():
+    fields = {"model_type": "mistral", "num_hidden_layers": 2}
+    invariance.check_model(config("MistralForCausalLM", sliding_window=None, **fields), "cpu")
+    with pytest.raises(UnsupportedFeatureError, match="sliding windows"):
+        invariance.check_model(config("MistralForCausalLM", sliding_window=16, **fields), "cpu")
 
 
 def test_frequencies_by_length():
@@ -104,4 +118,4 @@ def test_served_quantised_weights(stored):
 def test_nothing_is_refused_unless_asked():
     with settings.override(cpu_batch_invariant=False):
         invariance.check_model(config("Gemma2ForCausalLM"), "cpu")
-        PytorchEngineConfig(device_type="cpu", quant_policy=8)
+        PytorchEngineConfig(device_type="cpu", quant_policy=QuantPolicy.INT8)
