@@ -9,7 +9,7 @@ from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
 
-_DENSE = [f"{name}ForCausalLM" for name in "Llama Mistral Qwen2 Qwen3 InternLM2".split()]
+_DENSE = [f"{name}ForCausalLM" for name in "Llama Qwen2 Qwen3 InternLM2".split()]
 COMPARED = [*_DENSE, "MixtralForCausalLM", "Qwen3MoeForCausalLM"]
 """LMDeploy's classes whose answers were compared, bit for bit, alone and in random batches."""
 

@@ -85,10 +85,10 @@ def test_models(name):
 
 
 def test_sliding_windows():
-    fields = {"model_type": "mistral", "num_hidden_layers": 2}
-    invariance.check_model(config("MistralForCausalLM", sliding_window=None, **fields), "cpu")
+    fields = {"model_type": "mixtral", "num_hidden_layers": 2}
+    invariance.check_model(config("MixtralForCausalLM", sliding_window=None, **fields), "cpu")
     with pytest.raises(UnsupportedFeatureError, match="sliding windows"):
-        invariance.check_model(config("MistralForCausalLM", sliding_window=16, **fields), "cpu")
+        invariance.check_model(config("MixtralForCausalLM", sliding_window=16, **fields), "cpu")
 
 
 def test_frequencies_by_length():
