@@ -158,6 +158,14 @@ class Settings:
         "rounded to 8 bits. Each row and group of at most 128 has a scale. Prompts are read faster, rounded as "
         "OpenVINO rounds them. Empty does not round the rows",
     )
+    cpu_batch_invariant: bool = _setting(
+        False,
+        "DLINFER_CPU_BATCH_INVARIANT",
+        _flag,
+        "1: on LMDeploy's device cpu a request has the same tokens and logprobs, bit for bit, alone and in any batch. "
+        "Chunks of its prompt, preemptions and cached prefixes change nothing either. "
+        "docs/guides/batch_invariance.md says what is served and what it costs. Implies DLINFER_FALLBACK=error",
+    )
     max_requests: int | None = _setting(
         None,
         "DLINFER_MAX_REQUESTS",
@@ -235,6 +243,10 @@ class Settings:
         "what graph mode prints to stderr while it compiles: a comma-separated list of graph, passes, "
         "placement, cache, all",
     )
+
+    def __post_init__(self) -> None:
+        if self.cpu_batch_invariant:  # no other kernel takes over with another order of sums
+            object.__setattr__(self, "fallback", "error")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:

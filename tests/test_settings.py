@@ -91,6 +91,13 @@ def test_defaults_are_shown_as_one_writes_them():
         assert settings.from_environment({variable: default}) == settings.Settings()
 
 
+def test_batch_invariance_allows_no_fallback():
+    """Another kernel would sum in another order."""
+    variables = {VARIABLES["cpu_batch_invariant"]: "1", VARIABLES["fallback"]: "warn"}
+    assert settings.from_environment(variables).fallback == "error"
+    assert settings.from_environment({VARIABLES["fallback"]: "warn"}).fallback == "warn"
+
+
 def test_unknown_variables_are_found():
     environ = {"DLINFER_FALBACK": "error", "DLINFER_VENDOR": "cpu", "PATH": "/bin", "DLINFER_TEST_TREE": "1"}
     assert settings.unknown(environ) == ["DLINFER_FALBACK"]

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dlinfer import settings
 from dlinfer.errors import DlinferError
 from dlinfer.graph.torch_private import inductor
 from dlinfer.vendor.cpu import isa, prebuilt
@@ -105,6 +106,7 @@ def load(folder: Path | None = None) -> None:
         try:
             _build_and_load(_default_folder() if folder is None else folder)
             _register_fakes()
+            torch.ops.dlinfer_cpu.set_batch_invariant.default(settings.current().cpu_batch_invariant)
         except DlinferError:
             raise
         except BuildError as error:

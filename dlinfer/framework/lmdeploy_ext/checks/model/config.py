@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.checks.model import config_fields, speculation, support, tensor_parallel
+from dlinfer.framework.lmdeploy_ext.checks.model import (
+    config_fields,
+    invariance,
+    speculation,
+    support,
+    tensor_parallel,
+)
 from dlinfer.framework.lmdeploy_ext.conversion import loading, tied_heads
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation
@@ -23,6 +29,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     speculative decoding.
     """
     support.check_support(model_config.hf_config.to_dict(), is_draft)
+    invariance.check_model(model_config.hf_config, activation.active())
     config = model_config.llm_config or model_config.hf_config
     rope_parameters.check(config)
     windows.check(model_config)

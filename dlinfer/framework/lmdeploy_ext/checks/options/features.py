@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dlinfer.framework.lmdeploy_ext.checks.model import adapters, speculation, tensor_parallel
+from dlinfer.framework.lmdeploy_ext.checks.model import adapters, invariance, speculation, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation, ranks, vendor_devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
@@ -37,6 +37,7 @@ def check_engine_config(config: Any) -> None:
         if value and value not in served:
             raise refuse(f"{name}={value!r}", advice, device)
     tensor_parallel.check_engine_config(config)
+    invariance.check_engine_config(config)
     kv_quantisation.check_engine_config(config)
     adapters.check_folders(config.adapters)
     if "memory_model_path" in (config.hf_overrides or {}):
@@ -97,6 +98,7 @@ def build_specdecode_config(
     if is_served and engine_config.tp > 1:
         activation.require(ranks.FEATURE, *((ray_cluster.FEATURE,) if _uses_ray(engine_config) else ()))
     if is_served and speculative_config is not None:
+        invariance.check_drafts(engine_config)
         speculation.check_request(speculative_config, engine_config)
         activation.require(drafts.FEATURE)
         if speculative_config.method == ngram.METHOD:

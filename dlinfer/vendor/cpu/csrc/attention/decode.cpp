@@ -5,10 +5,14 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "attention/arguments.h"
 #include "attention/decode_pieces.h"
+#include "attention/paged_prefill.h"
 #include "chain/table.h"
+#include "common/invariance.h"
 
 namespace dlinfer::decode {
 namespace {
@@ -19,6 +23,12 @@ using attention::whole_numbers;
 void paged_decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_offsets, Tensor kv_seqlens,
                             Tensor attn_output, double softmax_scale, int64_t window_left, double logit_softcapping,
                             MaybeTensor alibi_slopes, MaybeTensor sinks) {
+  if (batch_invariant()) {
+    std::vector<int64_t> ends(q.dim() ? q.size(0) : 0);
+    std::iota(ends.begin(), ends.end(), 1);
+    return prefill::attend_pages(q, k_cache, v_cache, block_offsets, ends, whole_numbers(kv_seqlens), attn_output,
+                                 softmax_scale, true, window_left, 0, logit_softcapping, alibi_slopes, sinks);
+  }
   STD_TORCH_CHECK(q.dim() == 3 && k_cache.dim() == 4 && v_cache.dim() == 4 && attn_output.dim() == 3,
                   "paged_decode_attention: q and attn_output have 3 dimensions, caches 4");
   for (const Tensor* t : {&q, &k_cache, &v_cache, &attn_output}) {

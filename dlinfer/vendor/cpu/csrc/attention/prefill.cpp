@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/arguments.h"
+#include "attention/paged_prefill.h"
 #include "attention/prefill_pieces.h"
 #include "chain/table.h"
 
@@ -86,14 +87,16 @@ void prefill_attention(Tensor q, Tensor k, Tensor v, Tensor q_ends, Tensor kv_se
   run_apart(std::move(call), q, k, v, attn_output);
 }
 
-void paged_prefill_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_offsets, Tensor q_ends,
-                             Tensor kv_seqlens, Tensor attn_output, double softmax_scale, bool causal,
-                             int64_t window_left, int64_t window_right, double logit_softcapping,
-                             MaybeTensor alibi_slopes, MaybeTensor sinks) {
+}  // namespace
+
+void attend_pages(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_offsets,
+                  const std::vector<int64_t>& q_ends, const std::vector<int64_t>& kv_seqlens, const Tensor& attn_output,
+                  double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
+                  double logit_softcapping, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks) {
   STD_TORCH_CHECK(k_cache.dim() == 4 && v_cache.dim() == 4 && k_cache.size(1) == v_cache.size(1) && k_cache.size(1) > 0,
                   "paged_prefill_attention: caches have 4 dimensions and one block size");
-  Call call = call_of(q, k_cache, v_cache, whole_numbers(q_ends), whole_numbers(kv_seqlens), attn_output, softmax_scale,
-                      causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks);
+  Call call = call_of(q, k_cache, v_cache, q_ends, kv_seqlens, attn_output, softmax_scale, causal, window_left,
+                      window_right, logit_softcapping, alibi_slopes, sinks);
   call.block_size = k_cache.size(1), call.k_block = k_cache.stride(0), call.v_block = v_cache.stride(0);
   call.blocks = whole_numbers(block_offsets);
   const int64_t columns = block_offsets.size(1), blocks = std::min(k_cache.size(0), v_cache.size(0));
@@ -112,6 +115,16 @@ void paged_prefill_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor bl
     }
   }
   run_apart(std::move(call), q, k_cache, v_cache, attn_output);
+}
+
+namespace {
+
+void paged_prefill_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_offsets, Tensor q_ends,
+                             Tensor kv_seqlens, Tensor attn_output, double softmax_scale, bool causal,
+                             int64_t window_left, int64_t window_right, double logit_softcapping,
+                             MaybeTensor alibi_slopes, MaybeTensor sinks) {
+  attend_pages(q, k_cache, v_cache, block_offsets, whole_numbers(q_ends), whole_numbers(kv_seqlens), attn_output,
+               softmax_scale, causal, window_left, window_right, logit_softcapping, alibi_slopes, sinks);
 }
 
 }  // namespace

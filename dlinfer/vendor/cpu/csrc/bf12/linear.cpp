@@ -91,7 +91,7 @@ void multiply_in_tiles(const Matrix& matrix, Rows<const BFloat16> x, const BFloa
 bool packed_tiles_take([[maybe_unused]] int64_t inputs) {
 #if defined(DLINFER_HAS_TILES)
   constexpr int64_t kFewest = 6;
-  return inputs >= kFewest && tiles_granted();
+  return (inputs >= kFewest || batch_invariant()) && tiles_granted();
 #else
   return false;
 #endif

@@ -130,8 +130,7 @@ struct Operands<BFloat16> {
   static Operand load(const BFloat16* from) { return of(load_as<Words>(from)); }
   static Operand load(const BFloat16* from, int64_t count) { return of(load_part<Words>(from, count)); }
   static Floats dot(Floats sum, Operand a, Operand b) {
-    sum = sum + a.even * b.even;
-    return sum + a.odd * b.odd;
+    return multiply_add(multiply_add(sum, a.even, b.even), a.odd, b.odd);
   }
 };
 
@@ -154,7 +153,7 @@ struct Operands<Half> {
   }
   static Operand load(const Half* from) { return widen(load_as<Narrow>(from)); }
   static Operand load(const Half* from, int64_t count) { return widen(load_part<Narrow>(from, count)); }
-  static Floats dot(Floats sum, Operand a, Operand b) { return sum + a * b; }
+  static Floats dot(Floats sum, Operand a, Operand b) { return multiply_add(sum, a, b); }
 };
 
 #else
@@ -170,7 +169,7 @@ struct Operands<Half> {
     for (int64_t lane = 0; lane < count; ++lane) wide[lane] = float(from[lane]);
     return wide;
   }
-  static Floats dot(Floats sum, Operand a, Operand b) { return sum + a * b; }
+  static Floats dot(Floats sum, Operand a, Operand b) { return multiply_add(sum, a, b); }
 };
 
 #endif

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chain/table.h"
+#include "common/invariance.h"
 #include "common/result_memory.h"
 #include "common/with_type.h"
 #include "int4/layer.h"
@@ -98,7 +99,7 @@ void multiply(const Layer& layer, const Rows& x, void* out, [[maybe_unused]] boo
 #endif
 #if defined(DLINFER_HAS_INT4_TILES)
     if constexpr (std::is_same_v<T, BFloat16>) {
-      if (x.count >= kTileRows && tiles_granted()) return multiply_tiles<PairTiles, kNumbers, T>(layer, x, out);
+      if ((x.count >= kTileRows || batch_invariant()) && tiles_granted()) return multiply_tiles<PairTiles, kNumbers, T>(layer, x, out);
     }
 #endif
 #if defined(DLINFER_HAS_INT4_PAIRS)

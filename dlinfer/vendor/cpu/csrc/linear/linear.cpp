@@ -77,7 +77,7 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
   const int64_t stride = row_stride(x);
 #if defined(DLINFER_HAS_FLOAT_BLOCKS)
   if constexpr (kTakesBlocks<T>) {
-    if (inputs > kUntilBlocks) return float_blocks::multiply<T>({data(x), stride, inputs}, columns, jobs);
+    if (inputs > max_inputs(x.scalar_type())) return float_blocks::multiply<T>({data(x), stride, inputs}, columns, jobs);
   }
 #endif
 #if defined(DLINFER_HAS_TILES)
@@ -94,11 +94,15 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
   run<T>({data(x), stride, inputs}, columns, jobs);
 }
 
-std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const std::vector<MaybeTensor>& biases) {
+std::vector<Tensor> linears(Tensor x, std::vector<Tensor> weights, std::vector<MaybeTensor> biases) {
   STD_TORCH_CHECK(weights.size() == biases.size(), "linears: ", weights.size(), " weights, ", biases.size(), " biases");
   bool ours = true;
   for (size_t i = 0; i < weights.size(); ++i) {
     check(x, weights[i], biases[i]);
+    if (batch_invariant()) {  // torch's product, which reads any strides, has another order for another number of rows
+      if (!dense_rows(weights[i])) weights[i] = torch::stable::contiguous(weights[i]);
+      if (biases[i] && !dense_rows(*biases[i])) biases[i] = torch::stable::contiguous(*biases[i]);
+    }
     ours = ours && fits_kernel(weights[i], biases[i]);
   }
   const int64_t inputs = leading_count(x);
@@ -106,6 +110,7 @@ std::vector<Tensor> linears(Tensor x, const std::vector<Tensor>& weights, const 
   std::vector<Tensor> outs;
   outs.reserve(weights.size());
   if (!ours || !takes_inputs(x.scalar_type(), inputs)) {
+    STD_TORCH_CHECK(!batch_invariant(), "linears: no batch-invariant product of this dtype or device");
     for (size_t i = 0; i < weights.size(); ++i) outs.push_back(by_torch("aten::linear", x, weights[i], biases[i]));
     return outs;
   }
@@ -145,6 +150,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dlinfer_cpu, library) {
   library.def("linear_takes(ScalarType dtype, int rows) -> bool");
   library.def("empty_strided(int[] size, int[] stride, ScalarType dtype, int item_bytes) -> Tensor");
   library.def("results_escape(bool on) -> ()");
+  library.def("set_batch_invariant(bool on) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
@@ -152,6 +158,7 @@ STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CompositeExplicitAutograd, library) {
   dlinfer::chain::put(library, "results_escape", TORCH_BOX(&dlinfer::set_results_escape));
   library.impl("linear_max_inputs", TORCH_BOX(&dlinfer::max_inputs));
   library.impl("linear_takes", TORCH_BOX(&dlinfer::takes_inputs));
+  library.impl("set_batch_invariant", TORCH_BOX(&dlinfer::set_batch_invariant));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dlinfer_cpu, CPU, library) {

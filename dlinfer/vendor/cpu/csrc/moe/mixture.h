@@ -32,6 +32,7 @@ using torch::stable::Tensor;
 // with tiles it is the number that is surely bound by reading, with AVX2 that of a layer.
 template <class T>
 int64_t most_rows() {
+  if (batch_invariant()) return kAnyNumber;
   if (kTakesBlocks<T>) return kUntilBlocks;
   if constexpr (std::is_same_v<T, BFloat16>) {
 #if defined(DLINFER_HAS_TILES)
