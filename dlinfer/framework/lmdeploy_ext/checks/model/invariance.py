@@ -7,6 +7,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters, windows
 
 _DENSE = [f"{name}ForCausalLM" for name in "Llama Qwen2 Qwen3 InternLM2".split()]
@@ -69,6 +70,8 @@ def check_model(hf_config: Any, device_type: str | None) -> None:
     if rope_parameters.original_length(hf_config) is not None:
         kind = rope_parameters.rope_type(rope_parameters.parameters(hf_config))
         raise _refusal(f"rope type {kind!r}", "use a model whose frequencies never change", device_type)
+    if GGUF_FILE in config:
+        raise _refusal("a GGUF file", "use the model in the format of Hugging Face", device_type)
     for _, stored in support.quantisation_of(config):
         method = str(stored.get("quant_method", "unknown"))
         numbers = stored.get("quant_dtype") or "int8"

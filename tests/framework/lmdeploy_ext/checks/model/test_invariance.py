@@ -110,6 +110,11 @@ def test_quantised_weights(name, stored):
         invariance.check_model(config(name, quantization_config=stored), "cpu")
 
 
+def test_gguf_files():
+    with pytest.raises(UnsupportedFeatureError, match="a GGUF file with DLINFER_CPU_BATCH_INVARIANT=1"):
+        invariance.check_model(config("LlamaForCausalLM", gguf_file="model.gguf"), "cpu")
+
+
 @pytest.mark.parametrize("stored", [{"quant_method": "awq"}, {"quant_method": "smooth_quant"}])
 def test_served_quantised_weights(stored):
     invariance.check_model(config("Qwen2ForCausalLM", quantization_config=stored), "cpu")
