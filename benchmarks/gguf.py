@@ -93,7 +93,7 @@ def by_lmdeploy(file: Path, size: int, new: int, threads: int) -> dict[str, floa
     from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 
     config = PytorchEngineConfig(device_type="cpu", session_len=2048, max_batch_size=1)
-    with pipeline(str(file), backend_config=config) as pipe:
+    with pipeline(str(file), backend_config=config) as pipe:  # pyright: ignore[reportCallIssue]
 
         def seconds(count: int, seed: int) -> tuple[float, int]:
             options = GenerationConfig(max_new_tokens=count, do_sample=False, ignore_eos=True)
@@ -107,7 +107,7 @@ def by_lmdeploy(file: Path, size: int, new: int, threads: int) -> dict[str, floa
 
 
 def by_llama_cpp(file: Path, size: int, new: int, threads: int) -> dict[str, float]:
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     llama = Llama(str(file), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
 

@@ -55,7 +55,7 @@ def _nibbles(blocks: Tensor, begin: int, end: int, run: int) -> Tensor:
 
     Each run of ``run`` bytes holds 2 * run numbers: first the low halves of all its bytes, then the high halves.
     """
-    runs = blocks[:, begin:end].unflatten(1, (-1, 1, run))
+    runs = torch.unflatten(blocks[:, begin:end], 1, (-1, 1, run))
     return torch.cat([runs & 15, runs >> 4], 2).flatten(1)
 
 
@@ -105,7 +105,7 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(blocks: Tensor) -> Tensor:
     scales, minima = _scales_and_minima(blocks)
-    numbers = _nibbles(blocks, 16, 144, 32).float().unflatten(1, (8, 32))
+    numbers = torch.unflatten(_nibbles(blocks, 16, 144, 32).float(), 1, (8, 32))
     return (scales * numbers - minima).flatten(1)
 
 
@@ -113,16 +113,16 @@ def _q5_k(blocks: Tensor) -> Tensor:
     scales, minima = _scales_and_minima(blocks)
     groups = torch.arange(8, dtype=torch.uint8)[:, None]
     fifth = (blocks[:, None, 16:48] >> groups & 1) << 4
-    numbers = (_nibbles(blocks, 48, 176, 32).unflatten(1, (8, 32)) | fifth).float()
+    numbers = (torch.unflatten(_nibbles(blocks, 48, 176, 32), 1, (8, 32)) | fifth).float()
     return (scales * numbers - minima).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     pairs = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    upper = (blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> pairs & 3) << 4
+    upper = (torch.unflatten(blocks[:, 128:192], 1, (2, 1, 32)) >> pairs & 3) << 4
     numbers = _nibbles(blocks, 0, 128, 64) | upper.flatten(1)
     scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    return ((numbers.float() - 32).unflatten(1, (16, 16)) * scales[..., None]).flatten(1)
+    return (torch.unflatten(numbers.float() - 32, 1, (16, 16)) * scales[..., None]).flatten(1)
 
 
 def _floats(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -199,7 +199,7 @@ def values(kind: BlockType, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     rows, columns = blocks.shape[0], blocks.shape[1] // kind.nbytes * kind.numbers
     out = torch.empty(rows, columns, dtype=dtype, device=blocks.device)
     step = max(_AT_A_TIME // max(columns, 1), 1)
-    for some, place in zip(blocks.split(step), out.split(step), strict=True):
+    for some, place in zip(torch.split(blocks, step), torch.split(out, step), strict=True):
         if some.numel():
             place.copy_(kind.values(some.reshape(-1, kind.nbytes)).view(place.shape))
     return out

@@ -42,7 +42,7 @@ class _Metadata:
         self._values = {
             key.removeprefix(start): value for key, value in header.metadata.items() if key.startswith(start)
         }
-        self._read = set(_UNREAD)
+        self._read: set[str] = set(_UNREAD)
 
     def get(self, key: str, default: Any = None) -> Any:
         self._read.add(key)

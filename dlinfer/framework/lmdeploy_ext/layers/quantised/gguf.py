@@ -69,9 +69,9 @@ class ExpertsGguf(FusedMoEImpl):
 class _TableGguf(Table):
     """A table in blocks. table: uint8 [bytes], for ``rows`` tokens with ``columns`` hidden features each."""
 
-    def __init__(self, table: nn.Parameter, type: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+    def __init__(self, table: nn.Parameter, kind: int, rows: int, columns: int, dtype: torch.dtype) -> None:
         super().__init__(dtype)
-        self.table, self.type, self.rows, self.columns = table, type, rows, columns
+        self.table, self.kind, self.rows, self.columns = table, kind, rows, columns
 
 
 class HeadGguf(_TableGguf):
@@ -79,7 +79,7 @@ class HeadGguf(_TableGguf):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a new tensor [..., vocabulary] of x's dtype. x: [..., hidden]."""
-        return ops.linear_gguf(x, self.table, types=[self.type], rows=[self.rows])
+        return ops.linear_gguf(x, self.table, types=[self.kind], rows=[self.rows])
 
 
 class EmbeddingGguf(_TableGguf):
@@ -87,4 +87,4 @@ class EmbeddingGguf(_TableGguf):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a new tensor [..., hidden] of the model's dtype. x: token ids [...]."""
-        return ops.embedding_gguf(x, self.table, self.type, self.rows, self.columns, self.weight.dtype)
+        return ops.embedding_gguf(x, self.table, self.kind, self.rows, self.columns, self.weight.dtype)

@@ -56,7 +56,7 @@ class Weight:
         self.types = [source.entry.type for source in first]
         self.rows = [source.shape[0] for source in first]
         self.columns = first[0].shape[1]
-        self.plain_bytes = module.weight.nbytes  # pyright: ignore[reportCallIssue]
+        self.plain_bytes: int = self.module.weight.nbytes
         self.nbytes = sum(source.entry.nbytes for source in self._parts.values())
         self._bytes: Tensor | None = None
         self._missing = set(self._parts)
