@@ -149,6 +149,8 @@ class OpSpec:
         except (DlinferError, torch.OutOfMemoryError):  # schedulers free memory and go on
             raise
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
+            if torch.compiler.is_dynamo_compiling():  # Dynamo reports the cause, and cannot trace the explanation
+                raise
             raise self._explained(cause, args, kwargs) from cause
 
     def _explained(self, cause: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DlinferError:
