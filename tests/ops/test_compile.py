@@ -8,6 +8,7 @@ from dlinfer import ops
 from dlinfer.ops.collective.groups import ALONE
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.ops.quantised import bf12
+from dlinfer.ops.quantised.gguf_samples import packed as packed_gguf
 from dlinfer.ops.quantised.packing import AWQ
 from dlinfer.utils.type_annotation import MoeMetadata
 from tests.ops import cases
@@ -218,9 +219,9 @@ def inputs(lens: tuple[int, ...]):
     w |= {"packed": packed, "packed_scales": scales, "packed_zeros": zeros}
     w |= {"bf12": bf12.pack(w["square"].bfloat16()), "bf12_table": bf12.pack(w["qkv"].bfloat16())}
     make = SampleMaker(torch.float32)
-    w |= {"gguf": packed(make, [8, 2], [24, 8], 32), "gguf_table": packed(make, [8], [128], 32)}
-    w |= {"gguf_gate_up": torch.stack([packed(make, [2, 8], [32, 32], 32) for _ in range(4)])}
-    w |= {"gguf_down": torch.stack([packed(make, [8], [32], 32) for _ in range(4)])}
+    w |= {"gguf": packed_gguf(make, [8, 2], [24, 8], 32), "gguf_table": packed_gguf(make, [8], [128], 32)}
+    w |= {"gguf_gate_up": torch.stack([packed_gguf(make, [2, 8], [32, 32], 32) for _ in range(4)])}
+    w |= {"gguf_down": torch.stack([packed_gguf(make, [8], [32], 32) for _ in range(4)])}
     w |= {f"bf12_{name}": bf12.pack(w[name].flatten(0, 1).bfloat16()) for name in ("gate_up", "down")}
     w["powers"] = torch.exp2(torch.randint(-4, -1, (4, 1, 32)).float())
     for name, groups, columns in (("gate_up", 2, 4), ("down", 1, 4)):

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlinfer import settings
-from dlinfer.errors import ModelFolderError
+from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
+from dlinfer.framework.lmdeploy_ext.checks.model import tensor_parallel
+from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.gguf import folder, tokenizer
 from tests.framework.lmdeploy_ext.gguf.conftest import Written
 
@@ -69,3 +71,10 @@ def test_nothing_is_left_of_a_failure(llama: Path, cache: Path, monkeypatch: pyt
 )
 def test_names(name: str, is_one: bool) -> None:
     assert folder.is_gguf(name) == is_one
+
+
+def test_tensor_parallelism_is_refused(llama: Path, cache: Path) -> None:
+    config = model_files.read_json(folder.model_folder(llama) / "config.json")
+    tensor_parallel.check_model(config, 1, None)
+    with pytest.raises(UnsupportedFeatureError, match="tp=2 of a GGUF file"):
+        tensor_parallel.check_model(config, 2, None)
