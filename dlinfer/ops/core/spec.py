@@ -149,6 +149,9 @@ class OpSpec:
         except (DlinferError, torch.OutOfMemoryError):  # schedulers free memory and go on
             raise
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
+            # Dynamo reports the cause itself, and cannot trace the explanation.
+            if torch.compiler.is_dynamo_compiling():
+                raise
             raise self._explained(cause, args, kwargs) from cause
 
     def _explained(self, cause: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DlinferError:
