@@ -149,7 +149,8 @@ class OpSpec:
         except (DlinferError, torch.OutOfMemoryError):  # schedulers free memory and go on
             raise
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as cause:
-            if torch.compiler.is_dynamo_compiling():  # Dynamo reports the cause, and cannot trace the explanation
+            # Dynamo reports the cause itself, and cannot trace the explanation.
+            if torch.compiler.is_dynamo_compiling():
                 raise
             raise self._explained(cause, args, kwargs) from cause
 
