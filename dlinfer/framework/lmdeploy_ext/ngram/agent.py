@@ -109,7 +109,7 @@ class NgramAgent(BaseSpecModelAgent):
             processor.guided_processors = self._matchers_of_rows(matchers, drafts.tolist())
         logits, raw_logprobs = await processor(logits)
         of_rows: Any = processor.sampling(logits)
-        drawn = np.full(is_present.shape, MISSING)
+        drawn: Any = np.full(is_present.shape, MISSING)
         drawn[is_present] = _on_host(of_rows)
         accepted = ((drawn[:, :-1] == drafts) & is_present[:, 1:]).cumprod(1).sum(1)
         tokens = np.where(np.arange(drawn.shape[1]) > accepted[:, None], MISSING, drawn)
