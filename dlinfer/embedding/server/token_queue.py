@@ -76,7 +76,7 @@ class TokenQueue:
         try:
             return await request.done
         finally:
-            if request in self._requests:  # it was cancelled
+            if request in self._requests:
                 self._requests.remove(request)
 
     async def run(self) -> None:
@@ -115,6 +115,9 @@ class TokenQueue:
         tokens = 0
         while self._requests:
             request = self._requests[0]
+            if request.done.done():  # it was cancelled, and its task has not run since
+                self._requests.popleft()
+                continue
             row = request.rows[request.taken]
             if parts and tokens + len(row) > self.batch_tokens:
                 break

@@ -61,7 +61,7 @@ def _nibbles(blocks: Tensor, begin: int, end: int, run: int) -> Tensor:
 
 def _fifth_bits(blocks: Tensor, begin: int) -> Tensor:
     """Return 16 times each of the 32 bits in the four bytes from ``begin`` on, lowest bit first: uint8 [blocks, 32]."""
-    bits = torch.arange(8, dtype=torch.uint8)
+    bits = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     return ((blocks[:, begin : begin + 4, None] >> bits & 1) << 4).flatten(1)
 
 
@@ -111,14 +111,14 @@ def _q4_k(blocks: Tensor) -> Tensor:
 
 def _q5_k(blocks: Tensor) -> Tensor:
     scales, minima = _scales_and_minima(blocks)
-    groups = torch.arange(8, dtype=torch.uint8)[:, None]
+    groups = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     fifth = (blocks[:, None, 16:48] >> groups & 1) << 4
     numbers = (torch.unflatten(_nibbles(blocks, 48, 176, 32), 1, (8, 32)) | fifth).float()
     return (scales * numbers - minima).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    pairs = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    pairs = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     upper = (torch.unflatten(blocks[:, 128:192], 1, (2, 1, 32)) >> pairs & 3) << 4
     numbers = _nibbles(blocks, 0, 128, 64) | upper.flatten(1)
     scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
@@ -150,7 +150,9 @@ TYPES: dict[int, BlockType] = {
 
 def packed_bytes(types: Sequence[int], rows: Sequence[int], columns: int) -> int:
     """Return the size in bytes of a packed weight of known types."""
-    return sum(count * TYPES[number].row_bytes(columns) for number, count in zip(types, rows, strict=True))
+    return sum(
+        count * TYPES[int(number)].row_bytes(columns) for number, count in zip(types, rows, strict=True)
+    )
 
 
 def check_packed(
@@ -168,7 +170,7 @@ def check_packed(
     rules.require(
         len(types) == len(rows), "rows", f"{len(types)} numbers, as many as types", lambda: len(rows)
     )
-    for number, count in zip(types, rows, strict=True):
+    for number, count in zip(map(int, types), rows, strict=True):  # a graph is compiled for its types
         known = ", ".join(map(str, TYPES))
         rules.require(number in TYPES, "types", f"numbers among {known}", lambda number=number: number)
         rules.require(count >= 0, "rows", "numbers of 0 or more", lambda count=count: count)
