@@ -53,7 +53,7 @@ def test_whatever_the_drafts_are_worth(lab: Lab, strength: float):
         assert drafted.tokens("all") == alone.tokens("all")
         assert drafted.results["looked up"]["drafted"] > 0
         if strength == 0.05:
-            assert rate(drafted) > 0.8  # how long drafts are depends on measured times
+            assert rate(drafted) > 0.9
 
 
 def test_in_graph_mode_without_another_graph(lab: Lab):

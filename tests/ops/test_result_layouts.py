@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from dlinfer import ops, settings, vendor
 from tests.ops import cases
 
-
 CONTIGUOUS = {("fused_moe_gguf", "gate_up_weights"), ("fused_moe_gguf", "down_weights")}
 """Arguments that their op takes in one layout only."""
 
