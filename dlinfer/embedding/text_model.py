@@ -109,8 +109,8 @@ class TextModel:
     ) -> Tensor:
         """Return the scores of pairs (query, document), [pairs] float32.
 
-        A reranker's scores are those of sentence-transformers' ``CrossEncoder.predict``. An embedding model's score is
-        the cosine of the two vectors. ``encode`` describes prompts and limits.
+        A reranker's scores equal sentence-transformers' ``CrossEncoder.predict``. An embedding model scores a pair by
+        the cosine of its two vectors. ``encode`` describes prompts and limits.
         """
         if self.recipe.task == "embed":
             queries = self.encode([query for query, _ in pairs], prompt_name=prompt_name, prompt=prompt)

@@ -391,7 +391,7 @@ RELEASED = {
     "minicpm3_longrope": "MiniCPM3ForCausalLM",
 }
 
-# Families of which tests ask tokens alone, with fewer options than of the first ones.
+# Tests compare only the tokens of these families, with fewer options than for the first ones.
 BRIEF = POSITIONAL | FURTHER
 
 # Models that score a text in place of continuing it.

@@ -32,7 +32,7 @@ ENGINES = ("openvino",)
 # What strict cells run under: nothing may fall back to single kernels, nothing is left out as too small.
 STRICT = {"DLINFER_FALLBACK": "error", "DLINFER_SMALL_REGIONS": "engine"}
 
-# Families of which tests ask tokens alone, with fewer options than of the first ones.
+# Tests compare only the tokens of these families, with fewer options than for the first ones.
 BRIEF = {**families.BRIEF, **ALSO_TEXT}
 
 # Prompts of the families in BRIEF: before and behind the original length of 64 tokens and the window of 16. The

@@ -1,4 +1,4 @@
-"""DLINFER_CPU_WEIGHTS=int4 of Qwen3.5: tokens are those of transformers with the weights that the numbers mean.
+"""DLINFER_CPU_WEIGHTS=int4 of Qwen3.5: tokens equal those of transformers with the dequantised weights.
 
 Packed are projections of attention, of linear attention, of MLPs and of experts. The vision part stays in floats.
 """

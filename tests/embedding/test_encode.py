@@ -87,7 +87,7 @@ def test_texts_are_cut_and_lowered(folder_of: Folder):
 def test_texts_are_cut_where_positions_end(folder_of: Folder):
     folder = tiny.sentence_files(folder_of("xlm_roberta", limit=100_000), "cls")
     model = load(folder)
-    assert model.tokenizer.limit == 128  # 130 positions, of which two are for padding
+    assert model.tokenizer.limit == 128  # two of the 130 positions are for padding
     assert model.encode(["word " * 500]).isfinite().all()
 
 

@@ -9,6 +9,7 @@ from dlinfer.errors import DlinferError
 from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.errors import NoCudaError
 from dlinfer.framework.lmdeploy_ext.gguf import folder as gguf
+from dlinfer.framework.lmdeploy_ext.gguf.reader import is_gguf
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -40,7 +41,7 @@ def _parse_args(original: Original, self: Any, args: Any = None, namespace: Any 
 def _serve_gguf(parsed: Any) -> None:
     """Replace the path of a GGUF file by that of its model folder. The server's model keeps the name of the file."""
     path = getattr(parsed, "model_path", None)
-    if path is not None and gguf.is_gguf(path):
+    if path is not None and is_gguf(path):
         parsed.model_path = str(gguf.model_folder(path))
         if getattr(parsed, "model_name", path) is None:
             parsed.model_name = path

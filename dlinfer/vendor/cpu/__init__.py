@@ -11,13 +11,19 @@ from dlinfer.vendor.device import Device
 def _probe() -> Probe:
     import torch
 
-    from dlinfer.vendor.cpu import native
+    from dlinfer.vendor.cpu import compiler
 
     version = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-    if missing := native.missing_compiler():
-        return Probe(
-            True, f"{version}; plain torch runs in place of the C++ kernels: {missing}", "apt install g++"
+    try:
+        compiler.compiler()
+    except (compiler.BuildError, ValueError) as missing:  # ValueError: CXX cannot be read
+        from dlinfer.vendor.cpu import (
+            native,  # its import takes long, and only a machine without a compiler needs it
         )
+
+        if not native.library_name():  # the wheel has none for this CPU and torch
+            reason = f"{version}; plain torch runs in place of the C++ kernels: {missing}"
+            return Probe(True, reason, "apt install g++")
     return Probe(True, version)
 
 

@@ -9,8 +9,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,23 +24,19 @@ from dlinfer import settings
 from dlinfer.errors import DlinferError
 from dlinfer.graph.torch_private import inductor
 from dlinfer.vendor.cpu import isa, prebuilt
+from dlinfer.vendor.cpu.compiler import BuildError, compiler
 from dlinfer.vendor.cpu.host.threads import fit_threads
 
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
 TORCH = Path(torch.__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
-COMPILERS = ("c++", "g++", "clang++")  # CXX overrides it
 COMPILE_TIMEOUT = 900  # seconds: it takes one or two minutes, several times as long on a loaded machine
 LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled in csrc; the C library itself keeps smaller memory
 _SEAL = hashlib.sha256().digest_size
 
 _lock = threading.Lock()
 _outcome: str | None = None  # "" once loaded, else why not; None before the first try
-
-
-class BuildError(Exception):
-    """The library cannot be built here; the message says why. ``load`` keeps the message for ``why_not``."""
 
 
 def why_not(folder: Path | None = None) -> str | None:
@@ -64,19 +58,8 @@ def library_name() -> str:
     try:
         command = _command()
         return _names.get(tuple(command)) or _name(command)
-    except BuildError:
+    except (BuildError, ValueError):  # ValueError: CXX cannot be read
         return ""
-
-
-def missing_compiler() -> str:
-    """Return why no library can be made; empty if the wheel has one for this CPU and torch, or a compiler is there."""
-    if _ready() is not None:
-        return ""
-    try:
-        _compiler()
-    except BuildError as error:
-        return str(error)
-    return ""
 
 
 _names: dict[tuple[str, ...], str] = {}  # cached, since running a compiler takes time
@@ -106,7 +89,6 @@ def load(folder: Path | None = None) -> None:
         try:
             _build_and_load(_default_folder() if folder is None else folder)
             _register_fakes()
-            torch.ops.dlinfer_cpu.set_batch_invariant.default(settings.current().cpu_batch_invariant)
         except DlinferError:
             raise
         except BuildError as error:
@@ -175,18 +157,7 @@ def _compiled(folder: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _command(flags: Sequence[str] = ()) -> list[str]:
-    return [*_compiler(), *FLAGS, *isa.flags(), *flags]
-
-
-def _compiler() -> list[str]:
-    chosen = shlex.split(os.environ.get("CXX", ""))
-    for name in [chosen[0]] if chosen else COMPILERS:
-        if shutil.which(name):
-            return chosen or [name]
-    raise BuildError(
-        f"no C++ compiler ({'CXX=' + chosen[0] if chosen else ', '.join(COMPILERS)}) is installed; "
-        "install one, or set CXX"
-    )
+    return [*compiler(), *FLAGS, *isa.flags(), *flags]
 
 
 def _fingerprint(command: Sequence[str]) -> str:
@@ -291,7 +262,7 @@ def make_prebuilt(folder: Path) -> list[Path]:
     portable = [flag for flag in FLAGS if not flag.startswith("-march=")]
 
     def make(flags: tuple[str, ...], path: Path) -> None:
-        _compile([*_compiler(), *portable, *flags], path)
+        _compile([*compiler(), *portable, *flags], path)
 
     return prebuilt.make(folder, _digest(), make)
 
@@ -315,6 +286,7 @@ def _load_library(path: Path) -> None:
         torch.ops.load_library(str(path))
     except OSError as error:  # torch's error; its cause is the loader's
         raise BuildError(f"the compiled library cannot be loaded: {error.__cause__ or error}") from error
+    torch.ops.dlinfer_cpu.set_batch_invariant.default(settings.current().cpu_batch_invariant)
 
 
 def _register_fakes() -> None:

@@ -50,7 +50,7 @@ LEFT_OUT_OF_GRAPHS = "not resident and not memory_grows and not seconds"
 def environment(folder: Path) -> dict[str, str]:
     """This process's, in which the kernels are compiled for the sanitizers, into ``folder``. Raises BuildError."""
     folder.mkdir(parents=True, exist_ok=True)
-    compiler = native._compiler()
+    compiler = native.compiler()
     script = f'#!/bin/sh\nexec {" ".join(compiler)} "$@" {FLAGS}\n'
     # The name is part of the library's, so it tells the flags.
     wrapper = folder / f"compiler-{hashlib.sha256(script.encode()).hexdigest()[:8]}"
@@ -74,7 +74,7 @@ def why_not() -> str:
     """What the compiler here lacks; empty where it has all."""
     try:
         for name in FIRST:
-            _library(native._compiler(), name)
+            _library(native.compiler(), name)
     except native.BuildError as error:
         return str(error)
     return ""

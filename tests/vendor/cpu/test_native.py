@@ -29,7 +29,7 @@ FLOAT32_UNIT = 2.0**-24  # the largest relative error of one float32 rounding
 
 def without_compiler() -> bool:
     try:
-        native._compiler()
+        native.compiler()
     except native.BuildError:
         return True
     return False

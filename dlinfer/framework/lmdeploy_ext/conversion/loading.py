@@ -15,6 +15,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits, asked_pla
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.gguf import weights
 from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
+from dlinfer.framework.lmdeploy_ext.gguf.reader import is_gguf
 from dlinfer.framework.patching import Original, replaces
 
 logger = logging.getLogger("dlinfer")
@@ -170,7 +171,7 @@ def _load_model_weights(
     packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
     if packs and self._weight_type == "safetensors":
         read = functools.partial(model_files.tensors, prefix=self._prefix or "")
-    if any(model_files.is_gguf(Path(path)) for path in self._shard_paths):
+    if any(is_gguf(Path(path)) for path in self._shard_paths):
         read = functools.partial(_gguf_tensors, prefix=self._prefix or "", packing=packing)
     with_nan: list[str] = []
     stages = [functools.partial(_with_nan_noted, names=with_nan)]

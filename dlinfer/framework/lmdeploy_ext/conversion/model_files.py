@@ -113,12 +113,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def is_pickled(path: Path) -> bool:
     """Return whether a weight file is pickled by torch. All others are in safetensors' format or GGUF."""
-    return path.suffix != ".safetensors" and not is_gguf(path)
-
-
-def is_gguf(path: Path) -> bool:
-    """Return whether a weight file is a GGUF file. The index of a model folder in the cache names such a file."""
-    return path.suffix == reader.SUFFIX
+    return path.suffix != ".safetensors" and not reader.is_gguf(path)
 
 
 # --- headers
@@ -129,7 +124,7 @@ def header(path: Path) -> dict[str, Stored]:
 
     The file must be complete.
     """
-    if is_gguf(path):
+    if reader.is_gguf(path):
         return {name: _of_gguf(source, path) for name, source in weights.sources(path).items()}
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -189,7 +184,7 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     if is_pickled(path):
         yield from _pickled(path, "meta").items()
         return
-    if is_gguf(path):
+    if reader.is_gguf(path):
         yield from weights.empty_tensors(path)
         return
     for name, stored in header(path).items():
@@ -199,7 +194,7 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def tensor(path: Path, name: str) -> Tensor:
     """Return one tensor of a weight file. Do not write to it, because it may be a view of the mapped file."""
-    if is_gguf(path):
+    if reader.is_gguf(path):
         return weights.tensor(path, name)
     return _pickled(path, "cpu")[name] if is_pickled(path) else _view(_mapped(path), header(path)[name])
 

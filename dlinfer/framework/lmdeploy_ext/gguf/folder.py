@@ -27,11 +27,6 @@ _VERSION = 1  # of the folders' contents
 _INDEX = "model.safetensors.index.json"  # LMDeploy looks for this name
 
 
-def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Return whether a model path is that of a GGUF file, by its name."""
-    return Path(path).suffix.lower() == SUFFIX
-
-
 def model_folder(path: str | os.PathLike[str]) -> Path:
     """Return the model folder of a GGUF file. Writes the folder if there is none yet.
 

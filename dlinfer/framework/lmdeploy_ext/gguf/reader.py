@@ -5,6 +5,7 @@ a file with 150000 tokens. This one takes a fraction of a second, and finds a tr
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ class Header:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+
+def is_gguf(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is that of a GGUF file, by its name."""
+    return Path(path).suffix.lower() == SUFFIX
 
 
 def unusable(path: Path, detail: str, advice: str = _COPY_AGAIN) -> ModelFolderError:

@@ -19,7 +19,8 @@ from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.kv_memory import gib
 from dlinfer.framework.lmdeploy_ext.device.weight_memory import too_large
 from dlinfer.framework.lmdeploy_ext.errors import in_short
-from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE, is_gguf, model_folder
+from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE, model_folder
+from dlinfer.framework.lmdeploy_ext.gguf.reader import is_gguf
 from dlinfer.framework.lmdeploy_ext.preflight import model
 from dlinfer.framework.lmdeploy_ext.preflight.memory import (
     GRAPHS,

@@ -11,7 +11,7 @@ from dlinfer.errors import ModelFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.checks.model import tensor_parallel
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
-from dlinfer.framework.lmdeploy_ext.gguf import folder, tokenizer
+from dlinfer.framework.lmdeploy_ext.gguf import folder, reader, tokenizer
 from tests.framework.lmdeploy_ext.gguf.conftest import Written
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_left_of_a_failure(llama: Path, cache: Path, monkeypatch: pyt
     ("name", "is_one"), [("a.gguf", True), ("/b/C.GGUF", True), ("gguf", False), ("a.gguf/x", False)]
 )
 def test_names(name: str, is_one: bool) -> None:
-    assert folder.is_gguf(name) == is_one
+    assert reader.is_gguf(name) == is_one
 
 
 def test_tensor_parallelism_is_refused(llama: Path, cache: Path) -> None:

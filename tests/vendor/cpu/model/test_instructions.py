@@ -31,7 +31,7 @@ pytestmark = [
 def built(level: str, folder: Path) -> Path:
     """The library of compare.cpp at a level."""
     path = folder / f"{level}.so"
-    command = [*native._compiler(), "-std=c++20", "-O2", "-fPIC", "-shared", "-w", *isa.flags_of(level)]
+    command = [*native.compiler(), "-std=c++20", "-O2", "-fPIC", "-shared", "-w", *isa.flags_of(level)]
     subprocess.run([*command, str(SOURCE), "-o", str(path)], check=True)
     return path
 

@@ -32,7 +32,7 @@ def built(folder: Path) -> ctypes.CDLL:
     (folder / "capture.cpp").write_text(CAPTURE)
     assembly, library = folder / "configure.s", folder / "library.so"
     flags = [*isa.flags_of("amx"), f"-I{native.SOURCES}", *(f"-I{path}" for path in include_paths())]
-    command = [*native._compiler(), "-std=c++20", "-O3", "-fPIC"]
+    command = [*native.compiler(), "-std=c++20", "-O3", "-fPIC"]
     # A call would write into the red zone, where the configuration may lie.
     subprocess.run(
         [*command, *flags, "-mno-red-zone", "-S", str(folder / "configure.cpp"), "-o", str(assembly)],

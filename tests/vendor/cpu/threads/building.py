@@ -16,6 +16,6 @@ def compiled(source: Path, made: Path, flags: Sequence[str], sources: Path = nat
     Raises BuildError where there is no compiler, and CalledProcessError where it fails.
     """
     folders = [f"-I{folder}" for folder in (HERE / "alone", sources, HERE.parent)]
-    command = [*native._compiler(), "-std=c++20", "-O2", "-g1", "-pthread", *flags, *folders]
+    command = [*native.compiler(), "-std=c++20", "-O2", "-g1", "-pthread", *flags, *folders]
     subprocess.run([*command, str(source), "-o", str(made)], check=True)
     return made

@@ -39,7 +39,7 @@ def pretend() -> None:
         raise NoModelError("OpenVINO does not take this CPU for one with AVX-512 FP16")
     library, source = Path(folder, "instructions.so"), Path(__file__).with_name("instructions.cpp")
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC"]
-    subprocess.run([*native._compiler(), *flags, str(source), "-o", str(library)], check=True)
+    subprocess.run([*native.compiler(), *flags, str(source), "-o", str(library)], check=True)
     ctypes.CDLL(str(library)).model_instructions()
 
 

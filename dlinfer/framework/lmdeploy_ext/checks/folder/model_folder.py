@@ -20,6 +20,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation, vendor_devices
 from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.lmdeploy_ext.faults.models.phimoe import SAVED_AS
 from dlinfer.framework.lmdeploy_ext.gguf import folder as gguf
+from dlinfer.framework.lmdeploy_ext.gguf.reader import is_gguf
 from dlinfer.framework.patching import Original, replaces
 
 _COPY_AGAIN = "copy or download the complete model again"
@@ -174,7 +175,7 @@ def names_in(path: Path) -> set[str]:
     """Return the names of a weight file's tensors. Raises an error of the file's format for a broken file."""
     from safetensors import safe_open
 
-    if model_files.is_pickled(path) or model_files.is_gguf(path):
+    if model_files.is_pickled(path) or is_gguf(path):
         return {name for name, _ in model_files.empty_tensors(path)}
     # Opening reads the header and compares it with the file's length. With framework="torch" safetensors would map the
     # file as writable, and Linux refuses that for a file larger than the memory.
@@ -246,7 +247,7 @@ def init_pipeline(
 ) -> None:
     device = getattr(backend_config, "device_type", "cuda" if backend_config is None else None)
     is_ours = device is not None and activation.serves(vendor_devices.without_cuda(device))
-    if is_ours and gguf.is_gguf(model_path):
+    if is_ours and is_gguf(model_path):
         model_path = str(gguf.model_folder(model_path))
     original(
         self,

@@ -7,6 +7,7 @@ written, and so take no memory. All other tensors are unpacked and loaded as usu
 
 import logging
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class Weight:
         self.module = module
         parts = {_place(source.name): source for source in sources}
         self._parts = dict(sorted(parts.items()))
+        ends = accumulate(source.entry.nbytes for source in self._parts.values())
+        self._ends = dict(zip(self._parts, ends, strict=True))
         self.experts = len({expert for expert, _ in parts})
         first = [
             source for (expert, _), source in self._parts.items() if expert == next(iter(self._parts))[0]
@@ -57,7 +60,7 @@ class Weight:
         self.rows = [source.shape[0] for source in first]
         self.columns = first[0].shape[1]
         self.plain_bytes: int = self.module.weight.nbytes
-        self.nbytes = sum(source.entry.nbytes for source in self._parts.values())
+        self.nbytes = next(reversed(self._ends.values()))
         self._bytes: Tensor | None = None
         self._missing = set(self._parts)
 
@@ -67,11 +70,8 @@ class Weight:
         if self._bytes is None:
             self._bytes = torch.empty(self.nbytes, dtype=torch.uint8)
             huge_pages.wish_for([self._bytes])
-        begin = 0
-        for other, source in self._parts.items():
-            if other == place:
-                self._bytes[begin : begin + source.entry.nbytes] = blocks.flatten()
-            begin += source.entry.nbytes
+        end = self._ends[place]
+        self._bytes[end - blocks.numel() : end] = blocks.flatten()
         self._missing.discard(place)
 
     def finish(self) -> None:
@@ -93,7 +93,7 @@ class Packing:
     """The weights of one model that stay in blocks.
 
     dtype: the model's. gives_back: whether pages of the file may be released once they are read.
-    largest_weight: the size of what is in memory unpacked before it is packed, which is nothing.
+    largest_weight: 0, because no weight is in memory unpacked before it is packed.
     """
 
     gives_back, largest_weight = True, 0

@@ -1,5 +1,5 @@
-// GGUF's blocks as bfloat16, by instructions for it. Results are those of blocks.h, rounded; subnormal ones become zero,
-// as the dot instruction takes them.
+// GGUF's blocks as bfloat16, by instructions for it. It rounds the results of blocks.h. A subnormal result
+// becomes zero, as the dot instruction takes it.
 //
 // A number of 4 or 5 bits is one of 16 or 32 values that its group can have. They are computed once for the group, and
 // one instruction then picks 32 of them. Of 6 and 8 bits each number is scaled.

@@ -99,7 +99,9 @@ void multiply(const Layer& layer, const Rows& x, void* out, [[maybe_unused]] boo
 #endif
 #if defined(DLINFER_HAS_INT4_TILES)
     if constexpr (std::is_same_v<T, BFloat16>) {
-      if ((x.count >= kTileRows || batch_invariant()) && tiles_granted()) return multiply_tiles<PairTiles, kNumbers, T>(layer, x, out);
+      if ((x.count >= kTileRows || batch_invariant()) && tiles_granted()) {
+        return multiply_tiles<PairTiles, kNumbers, T>(layer, x, out);
+      }
     }
 #endif
 #if defined(DLINFER_HAS_INT4_PAIRS)
