@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlinfer.vendor.cpu.native import COMPILERS
+from dlinfer.vendor.cpu.compiler import COMPILERS
 from dlinfer.vendor.cpu.prebuilt import LEVELS
 from examples.tiny_models.build import build
 from tests.e2e.processes import run_process
