@@ -272,6 +272,11 @@ class Plain(nn.Module):
         (lambda x: (x * 2).add_(1).mul_(x), torch.ones(2, 0), "without elements"),
         (lambda x: (x + torch.rand_like(x)) * 2, torch.ones(4, 4), "random generator"),
         (lambda x: (x + 1) ** 3, torch.ones(4, 4), "exponent is 3"),
+        (
+            lambda x: nn.functional.scaled_dot_product_attention(x + 1, x, x, attn_mask=x, is_causal=True),
+            torch.ones(1, 1, 4, 4),
+            "a mask and is_causal",
+        ),
     ],
 )
 def test_nodes_are_refused_with_their_reason(function, data, why):

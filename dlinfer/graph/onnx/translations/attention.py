@@ -55,6 +55,8 @@ def _attention(
     """
     if dropout_p:
         raise Untranslated("the attention has dropout")
+    if is_causal and attn_mask is not None:
+        raise Untranslated("the attention has a mask and is_causal=True")
     dims = rank(query)
     factor = 1.0 / math.sqrt(fixed(query, dims - 1, "the head size")) if scale is None else scale
     mask = _causal(query, key) if is_causal else attn_mask

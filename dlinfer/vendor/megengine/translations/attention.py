@@ -35,6 +35,8 @@ def _attention(
     float32(query, key, value)
     if dropout_p or len(query.shape) < 3:
         raise UntranslatableError("the attention has dropout, or its inputs are matrices")
+    if is_causal and attn_mask is not None:
+        raise UntranslatableError("the attention has a mask and is_causal=True")
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         key, value = (_repeated(writer, heads, query.shape[-3]) for heads in (key, value))
     batch, long, wide = query.shape[:-2], query.shape[-2], key.shape[-2]

@@ -38,6 +38,8 @@ def _taken(call: Call) -> str | None:
         return "queries, keys and values have different ranks"
     if call.arguments.get("dropout_p"):
         return "dropout"
+    if call.arguments.get("is_causal") and call.arguments.get("attn_mask") is not None:
+        return "the attention has a mask and is_causal=True"
     if fixed_size(q.shape[-1]) is None:
         return "the head size is not fixed"
     if not q.is_floating_point():
