@@ -138,6 +138,13 @@ def make(_original, _replacement, _when):
     return functools.wraps(original)(call)
 
 
+@functools.cache
+def _installed(package: str) -> str:
+    """Return ``metadata.version``, which parses a file at each call. There are hundreds of patches."""
+    return metadata.version(package)
+
+
+@functools.cache
 def contains(versions: str, version: str) -> bool:
     """Return whether a version is in a range of versions (PEP 440). The range "" contains every version."""
     from packaging.specifiers import SpecifierSet
@@ -244,7 +251,7 @@ class PatchSet:
     def version(self) -> str:
         """Return the installed version of the package."""
         try:
-            return metadata.version(self.package)
+            return _installed(self.package)
         except metadata.PackageNotFoundError:  # importable, but not installed as a package
             return getattr(sys.modules.get(f"{self.package}.version"), "__version__", "0")
 

@@ -6,6 +6,7 @@ import inspect
 import sys
 import textwrap
 import threading
+from importlib import metadata
 
 import pytest
 
@@ -177,6 +178,14 @@ def test_outside_its_versions_a_patch_leaves_the_original_and_is_no_misfit(victi
     patches.apply_loaded()
     patches.require_essential()
     assert core.size() == size
+
+
+def test_the_version_is_looked_up_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(metadata, "version", lambda package: asked.append(package) or "1.0")
+    for _ in range(2):
+        assert PatchSet("looked_up_once", []).version() == "1.0"
+    assert asked == ["looked_up_once"]
 
 
 def test_signatures_are_compared_without_annotations():
