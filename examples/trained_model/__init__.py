@@ -1,1 +1,1 @@
-"""Train a small Llama on the docstrings of Python's standard library: real weights where no model hub is reached."""
+"""A small Llama, trained on the docstrings of Python's standard library: real weights without a model hub."""

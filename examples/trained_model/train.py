@@ -1,16 +1,14 @@
-"""Train a Llama of 1.3 million weights from the texts that every CPython ships, and save it as a Hugging Face folder.
+"""Train a Llama of a million weights on texts that CPython ships, and save it as a Hugging Face folder.
 
-It reads the docstrings of the standard library. ``pydoc_data.topics`` is held out, and ``dlinfer quantise --loss``
-reads it. The same Python, packages, machine and number of threads give the same weights.
+The model reads the docstrings of the standard library, which are also written to OUT/docstrings.txt. Python's help
+texts, ``pydoc_data.topics``, are held out; ``dlinfer quantise --loss`` reads them. The same Python, packages, kind of
+CPU and number of threads give the same weights.
 """
 
 import argparse
 import ast
 import math
-import os
-import shutil
 import sysconfig
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +31,9 @@ CONFIG = LlamaConfig(
     bos_token_id=0,
     eos_token_id=0,
     pad_token_id=0,
+    tie_word_embeddings=True,
 )
-BATCH, LENGTH = 16, 128
+BATCH, LENGTH = 8, 128
 RATE, WARM_UP = 3e-3, 50
 
 
@@ -95,26 +94,19 @@ def loss_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.trained_model", description=__doc__)
-    parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, which must not exist")
+    parser.add_argument("--steps", type=int, default=2000, help="batches (default %(default)s)")
     args = parser.parse_args()
     if args.out.exists():
         parser.exit(2, f"error: {args.out} exists; remove it, or choose another folder\n")
     texts = list(docstrings())
     tokenizer = tokenizer_of(texts)
-    encoded = tokenizer(texts, add_special_tokens=False).input_ids
     end = tokenizer.eos_token_id
-    model = train(torch.tensor([token for text in encoded for token in (*text, end)]), args.steps)
+    tokens = [token for ids in tokenizer(texts).input_ids for token in (*ids, end)]
+    model = train(torch.tensor(tokens), args.steps)
     pages = "\n".join(topics[name] for name in sorted(topics))
-    held_out = torch.tensor(tokenizer(pages, verbose=False).input_ids)
-    loss = loss_of(model, held_out[:65536])
-    print(f"held-out text: loss {loss:.3f}, perplexity {math.exp(loss):.2f}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    temp = Path(tempfile.mkdtemp(prefix=f".{args.out.name}-", dir=args.out.parent))
-    try:
-        model.to(torch.bfloat16).save_pretrained(temp)
-        tokenizer.save_pretrained(temp)
-        temp.chmod(0o755)
-        os.rename(temp, args.out)
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)
+    loss = loss_of(model, torch.tensor(tokenizer(pages, verbose=False).input_ids[:65536]))
+    model.to(torch.bfloat16).save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    (args.out / "docstrings.txt").write_text("\n".join(texts), encoding="utf-8")
+    print(f"{args.out}: held-out text has a loss of {loss:.3f}, a perplexity of {math.exp(loss):.1f}")

@@ -27,7 +27,9 @@ def _cpu():
 
 @functools.cache
 def attended(keys: str, dtype: torch.dtype = torch.float32) -> trained.Attended:
-    return trained.Attended(*(part.to(dtype) for part in trained.attended(0, TOKENS, HEADS, SIZE, KEYS[keys])))
+    return trained.Attended(
+        *(part.to(dtype) for part in trained.attended(0, TOKENS, HEADS, SIZE, KEYS[keys]))
+    )
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers of few bits with the statistics of trained models: kernels against float64, and the loss of each method.
+"""Linear layers of few bits, with the statistics of trained models: kernels against float64, and the loss of a method.
 
 The loss is the norm of the error of the result, divided by the norm of the result of the floats.
 """
@@ -91,7 +91,7 @@ LAYERS = {"int8": int8_layer, "fp8": fp8_layer, "int4": int4_layer}
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_kernels_compute_what_the_rounded_numbers_say(weights, dtype, library):
-    """Massive activations nearly cancel in some results, so the bound counts magnitudes, as in ``int4.assert_close``."""
+    """Massive activations nearly cancel in some results, so magnitudes count, as in ``int4.assert_close``."""
     weight = WEIGHTS[weights]()
     parts, kind = int4_parts(weight), torch.finfo(dtype)
     for x in (make().to(dtype) for make in INPUTS.values()):
@@ -166,7 +166,7 @@ def test_the_loss_of_a_token_with_massive_activations(name, lost):
 
 
 def test_the_loss_of_rounded_inputs_of_int4(library):
-    """DLINFER_CPU_ACTIVATIONS=int8 has a scale for 128 features: two of the eight strips of the first token are lost."""
+    """DLINFER_CPU_ACTIVATIONS=int8 has a scale for 128 features: two of eight strips of the first token are lost."""
     if not rounded.is_rounding(library, 128, IN):
         pytest.skip("this build has no VNNI, and rounds no inputs")
     weight = WEIGHTS["heavy tails"]()
