@@ -12,7 +12,6 @@ The last line is JSON.
 """
 
 import argparse
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -68,7 +67,12 @@ def measured(model: Path, windows: list[list[int]], calibrate: Path | None) -> I
                 **{WEIGHTS: "", HEAD: "kept", ACTIVATIONS: "", **settings},
             )
             print(name, answer, flush=True)
-            yield {"way": name, **answer}
+            yield {
+                "way": name,
+                "perplexity": f"{answer['perplexity']:.2f}",
+                "logit error %": f"{100 * answer['logit_error']:.2f}" if number else "",
+                "same token %": f"{100 * answer['same_token']:.1f}" if number else "",
+            }
 
 
 def write_with_outliers(model: Path, out: Path, times: int) -> None:
@@ -106,7 +110,7 @@ def main() -> None:
             write_with_outliers(args.model, out, args.outliers)
             named = f"outliers x {args.outliers}"
             rows += [{"model": named, **row} for row in measured(out, windows, args.calibrate)]
-    publish(f"loss of quantisation, {json.dumps(args.model.name)}", rows)
+    publish(f"loss of quantisation, {args.model.name}", rows)
 
 
 if __name__ == "__main__":

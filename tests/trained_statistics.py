@@ -49,7 +49,7 @@ def features(hidden: int, share: float = 0.001) -> Tensor:
 
 
 def with_outliers(x: Tensor, times: float = OUTLIER) -> Tensor:
-    """Return x [..., hidden] with 0.1 % of its features ``times`` as large."""
+    """Return x [..., hidden] with ``features(hidden)`` ``times`` as large."""
     x = x.clone()
     x[..., features(x.shape[-1])] *= times
     return x
