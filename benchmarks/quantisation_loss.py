@@ -64,6 +64,7 @@ def measured(model: Path, windows: list[list[int]], calibrate: Path | None) -> I
                 "loss_job",
                 work,
                 order | {"quant_policy": policy},
+                None,
                 **{WEIGHTS: "", HEAD: "kept", ACTIVATIONS: "", **settings},
             )
             print(name, answer, flush=True)

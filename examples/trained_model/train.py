@@ -106,7 +106,7 @@ def main() -> None:
     model = train(torch.tensor(tokens), args.steps)
     pages = "\n".join(topics[name] for name in sorted(topics))
     loss = loss_of(model, torch.tensor(tokenizer(pages, verbose=False).input_ids[:65536]))
-    model.to(torch.bfloat16).save_pretrained(args.out)
+    model.bfloat16().save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     (args.out / "docstrings.txt").write_text("\n".join(texts), encoding="utf-8")
     print(f"{args.out}: held-out text has a loss of {loss:.3f}, a perplexity of {math.exp(loss):.1f}")

@@ -25,13 +25,14 @@ def test_the_same_weights_each_time():
 @torch.no_grad()
 def test_outlier_features_change_no_logit(tmp_path: Path):
     torch.manual_seed(0)
-    LlamaForCausalLM(train.CONFIG).to(torch.bfloat16).save_pretrained(tmp_path / "plain")
+    LlamaForCausalLM(train.CONFIG).bfloat16().save_pretrained(tmp_path / "plain")
     write_with_outliers(tmp_path / "plain", tmp_path / "outliers", 16)
     tokens, logits, largest = torch.arange(40)[None], [], []
     for name in ("plain", "outliers"):
         model = LlamaForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
         states: list[torch.Tensor] = []
-        model.model.layers[1].mlp.gate_proj.register_forward_pre_hook(lambda _, x, to=states: to.append(x[0]))
+        layer = model.get_submodule("model.layers.1.mlp.gate_proj")
+        layer.register_forward_pre_hook(lambda _, x, to=states: to.append(x[0]))
         logits.append(model(tokens).logits)
         largest.append(float(states[0].abs().max()))
     assert torch.equal(*logits)

@@ -34,7 +34,7 @@ def attended(keys: str, dtype: torch.dtype = torch.float32) -> trained.Attended:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     arrays = (part.double().numpy() for part in (q, k, v))
-    return torch.from_numpy(dense_oracle.attention(*arrays, SCALE, True, (-1, -1), 0.0, None, None))
+    return torch.from_numpy(dense_oracle.attention(*arrays, scale=SCALE, causal=True))
 
 
 class Run:
