@@ -196,6 +196,8 @@ class Packing:
         if self.numbers is not None:
             raise OpArgumentError(op="packing", argument="numbers", expected="None", given=self.numbers)
         wide, levels = weight.double(), 2**self.bits - 1
+        kind = torch.finfo(dtype)
+        least = kind.smallest_normal * kind.eps  # the smallest subnormal number: a scale is never 0
         size = self.group_size or max(weight.shape[0], 1)
         scales, zeros, numbers = list[Tensor](), list[Tensor](), list[Tensor]()
         for group in torch.split(wide, size):
@@ -203,7 +205,7 @@ class Packing:
                 scale = group.abs().amax(0) / (self.middle - 1)
             else:
                 scale = (group.amax(0).clamp(min=0) - group.amin(0).clamp(max=0)) / levels
-            scale = scale.clamp(min=torch.finfo(dtype).tiny).to(dtype).double()
+            scale = scale.clamp(min=least).to(dtype).double()
             middle = torch.full_like(scale, self.middle)
             zero = (
                 middle if self.symmetric else (-group.amin(0).clamp(max=0) / scale).round().clamp(0, levels)

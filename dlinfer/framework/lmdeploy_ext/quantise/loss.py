@@ -85,9 +85,7 @@ def measure(
         detail = f"tokens is {tokens}, but a prediction needs a token before it"
         raise _failed(folder, detail, f"use --tokens {_LEAST} or more")
     check_model_folder(folder)
-    pages = [topics[name] for name in sorted(topics)]
-    words = "\n".join(pages) if text is None else read_text(text, folder, LossError)
-    windows = _windows(folder, words, tokens)
+    windows = windows_of(folder, text, tokens)
     with tempfile.TemporaryDirectory(prefix="dlinfer-loss-") as temporary:
         work = Path(temporary)
         tell("running the model as it is stored")
@@ -105,8 +103,11 @@ def _failed(folder: Path, detail: str, advice: str) -> LossError:
     return LossError(path=str(folder), detail=detail, advice=advice)
 
 
-def _windows(folder: Path, text: str, most: int) -> list[list[int]]:
-    first, tokens = tokens_of(folder, text[: 32 * most])
+def windows_of(folder: Path, text: Path | None, most: int) -> list[list[int]]:
+    """Return the windows of tokens that ``measure`` predicts. most: the most tokens of the text to take."""
+    pages = [topics[name] for name in sorted(topics)]
+    words = "\n".join(pages) if text is None else read_text(text, folder, LossError)
+    first, tokens = tokens_of(folder, words[: 32 * most])
     step, tokens = WINDOW - len(first), tokens[:most]
     windows = [[*first, *tokens[at : at + step]] for at in range(0, len(tokens), step)]
     windows = [window for window in windows if len(window) > 1]

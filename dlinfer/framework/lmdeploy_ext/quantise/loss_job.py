@@ -27,6 +27,7 @@ def main(folder: Path, job: dict[str, Any]) -> dict[str, float]:
         max_batch_size=1,
         session_len=2 * longest,
         num_gpu_blocks=32,
+        quant_policy=job.get("quant_policy", 0),
     )
     with pipeline(job["folder"], backend_config=config) as pipe:
         loss, sums = 0.0, Sums()

@@ -38,10 +38,15 @@ def error(form: Format, numbers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.integers(1, 20), st.integers(1, 3), st.sampled_from([32, 64, 128]), EXPONENTS)
 def test_awq_is_half_a_step_away(seed, words, groups, group_size, exponent):
-    apart, parts = error(AwqInt4(group_size), weight(seed, 8 * words, group_size * groups, exponent))
+    numbers = weight(seed, 8 * words, group_size * groups, exponent)
+    apart, parts = error(AwqInt4(group_size), numbers)
     step = parts["scales"].double().repeat_interleave(group_size, 0).t()
-    # The step is rounded to float16, by up to 2 ** -11, which 15 steps add up.
-    assert (apart <= step * (0.5 + 15 * 2.0**-11)).all()
+    # The step is rounded to float16, by up to 2 ** -11 or half of the least subnormal number, which 15 steps add up.
+    assert (apart <= step * (0.5 + 15 * 2.0**-11) + 15 * 2.0**-25).all()
+    in_groups = numbers.double().unflatten(1, (groups, group_size))
+    spread = in_groups.amax(-1).clamp(min=0) - in_groups.amin(-1).clamp(max=0)
+    least = 2.0**-24
+    assert (parts["scales"].double().t() <= (spread / 15 * (1 + 2.0**-11) + least / 2).clamp(min=least)).all()
 
 
 @settings(max_examples=40, deadline=None)

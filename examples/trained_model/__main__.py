@@ -1,0 +1,5 @@
+"""``python -m examples.trained_model OUT [--steps N]``."""
+
+from .train import main
+
+main()
