@@ -14,6 +14,9 @@ PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest --numprocesses $(WORKERS)
 # The oldest and the newest torch of pyproject.toml's range.
 SEAM_TORCH ?= 2.12.1 2.15.0
 
+# The CPythons of `make test-pythons`.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+
 # Read by requirements/setup.sh and requirements/lock.sh, and by examples/demo.py.
 export PYTHON TORCH_INDEX MODEL
 
@@ -80,6 +83,15 @@ test-full: $(STAMP) ## all other tests, and the whole matrix, which goes on wher
 .PHONY: test-seam
 test-seam: ## the tests of torch's private parts on the oldest and newest torch, or SEAM_TORCH=2.14.1; 5 GB each in .venv-seam
 	@for torch in $(SEAM_TORCH); do requirements/seam.sh $$torch $(PYTEST_ARGS) || exit; done
+
+.PHONY: test-pythons
+test-pythons: ## the tests of the gate on each CPython, or PYTHONS=3.14; 6 GB each in .venv-pythons with PyPI's torch
+	@for version in $(PYTHONS); do \
+		environment=.venv-pythons/$$version; \
+		PYTHON=python$$version ENVIRONMENT=$$environment requirements/setup.sh && \
+		PYTHONPATH=. OMP_WAIT_POLICY=passive $$environment/bin/python -m pytest --numprocesses $(WORKERS) \
+			--dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) || exit; \
+	done
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, ENGINE=inductor|openvino|onnxruntime, SEED=

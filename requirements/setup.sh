@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Creates .venv in the project's root and installs the locked set and dlinfer itself (editable). `make setup` runs it.
+# `make test-pythons` makes one environment for each version of CPython.
 #
+#   ENVIRONMENT=FOLDER       another folder than .venv
 #   PYTHON=/path/to/python   the interpreter to build on; the first suitable one on PATH when not given
 #   TORCH_INDEX=URL          one more package index for torch. PyPI's torch for Linux is the CUDA build with gigabytes
 #                            of nvidia packages; https://download.pytorch.org/whl/cpu has the small CPU build.
@@ -8,8 +10,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 lock=requirements/lock.txt
-python=.venv/bin/python
-log=.venv/setup.log
+environment=${ENVIRONMENT:-.venv}
+python=$environment/bin/python
+log=$environment/setup.log
 # 3.11 first: the lock was resolved and is tested on it.
 candidates=(${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3})
 
@@ -44,8 +47,8 @@ install() {
 
 if ! "$python" -m pip --version >/dev/null 2>&1; then
     base=$(find_python)
-    echo "setup: creating .venv with $base ($("$base" --version))"
-    "$base" -m venv --clear .venv
+    echo "setup: creating $environment with $base ($("$base" --version))"
+    "$base" -m venv --clear "$environment"
 fi
 
 echo "setup: torch ($(grep -m1 '^torch==' "$lock"))"

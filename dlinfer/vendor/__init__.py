@@ -3,8 +3,10 @@
 LMDeploy reads ``vendor_name`` to learn which vendor's kernels it runs on.
 """
 
+import sys
 from typing import Any
 
+from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.vendor.base import KVCacheLayout, Probe, Vendor
 from dlinfer.vendor.claims import Claim
 from dlinfer.vendor.device import Device, DeviceMemory
@@ -23,6 +25,13 @@ __all__ = [
     "names",
     "use",
 ]
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise UnsupportedFeatureError(
+        feature="CPython without its global interpreter lock",
+        where="dlinfer",
+        advice="set PYTHON_GIL=1, or use CPython's default build.",
+    )
 
 
 def __getattr__(name: str) -> Any:
