@@ -75,6 +75,11 @@ def _qwen_processor(name: str) -> dict[str, dict[str, Any]]:
     }
 
 
+_GEMMA3_FIELDS = (
+    *"head_dim tie_word_embeddings num_hidden_layers query_pre_attn_scalar initializer_range".split(),
+    *"layer_types rope_parameters".split(),
+)
+
 _TILE = 32
 _INTERNVL_TOKENS = {
     "start_image_token": "<img>",
@@ -234,6 +239,42 @@ VISION: dict[str, VisionFamily] = {
         ("vision_tower.", "vision_tower.vision_model."),
     ),
 }
+
+VISION["gemma3_vl"] = VisionFamily(
+    "Gemma3",
+    "tokens of an image see each other, also through sliding windows",
+    {
+        **{f"{name}_token_index": VOCAB_SIZE + place for place, name in enumerate(("image", "boi", "eoi"))},
+        "mm_tokens_per_image": (_TILE // PATCH // MERGE) ** 2,
+        "text_config": _TEXT
+        | {name: POSITIONAL["gemma3_window"].config[name] for name in _GEMMA3_FIELDS}
+        | {"sliding_window": 10},  # less than the tokens of an image
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": _TILE,
+            "patch_size": PATCH,
+            "vision_use_head": False,
+        },
+    },
+    {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    "<start_of_image>",
+    {
+        "preprocessor_config.json": {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "processor_class": "Gemma3Processor",
+            "size": {"height": _TILE, "width": _TILE},
+            **_MEAN_AND_STD,
+        },
+        "processor_config.json": {
+            "image_seq_length": (_TILE // PATCH // MERGE) ** 2,
+            "processor_class": "Gemma3Processor",
+        },
+    },
+    ("vision_tower.", "vision_tower.vision_model."),
+)
 
 VISION["qwen3_vl_moe"] = replace(
     VISION["qwen3_vl"],

@@ -29,6 +29,9 @@ class StepMetadata(DlinferAttentionMetadata):
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for no adapter; None if the engine has no adapters.
     fresh: bool [B], whether each sequence begins in this step; read by layers that keep a state for each sequence.
     kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None if it returns all N.
+    image_rows: int64 [R], indices of the image tokens, which also see the later tokens of their image; None if no token
+        sees later ones. image_ends, image_lengths: int64 [images], in host memory: for each image the index after its
+        last token in image_rows, and in its sequence. image_blocks: [images, blocks], block_offsets of its sequence.
     """
 
     max_q_seqlen: int = 1
@@ -38,6 +41,10 @@ class StepMetadata(DlinferAttentionMetadata):
     adapter_ids: Tensor | None = None
     fresh: Tensor | None = None
     kept_rows: Tensor | None = None
+    image_rows: Tensor | None = None
+    image_ends: Tensor | None = None
+    image_lengths: Tensor | None = None
+    image_blocks: Tensor | None = None
 
 
 def step_metadata(context: Any) -> StepMetadata:
@@ -181,12 +188,21 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         if meta.is_decoding:
             lengths = (meta.max_kv_seq_len, *heads)
             return ops.paged_decode_attention(query, *paged, *lengths, **shared, **quantised)
+        lengths = (meta.max_q_seqlen, meta.max_kv_seq_len, *heads)
+        rows, images = getattr(meta, "image_rows", None), None
+        if rows is not None:  # computed first, because the result may overwrite the query
+            tables = (meta.image_blocks, meta.block_size, meta.image_ends, meta.image_lengths)
+            own = {**shared, **quantised, "attn_output": None, "causal": False}
+            if self.sliding_window is not None:
+                own["sliding_window"] = (self.sliding_window[0], -1)
+            images = ops.paged_prefill_attention(query[rows], key, value, *caches, *tables, *lengths, **own)
         if meta.is_prefill_no_cache and not quantised:
             lengths = (meta.q_seqlens, meta.kv_seqlens, meta.max_q_seqlen, *heads)
             shared["actual_seq_lengths_cpu"] = q_ends
-            return ops.prefill_attention(query, key, value, *caches, *lengths, **shared)
-        lengths = (meta.max_q_seqlen, meta.max_kv_seq_len, *heads)
-        return ops.paged_prefill_attention(query, key, value, *paged, *lengths, **shared, **quantised)
+            out = ops.prefill_attention(query, key, value, *caches, *lengths, **shared)
+        else:
+            out = ops.paged_prefill_attention(query, key, value, *paged, *lengths, **shared, **quantised)
+        return out if images is None else out.index_copy_(0, rows, images)
 
 
 class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):

@@ -42,6 +42,9 @@ _METADATA_SIZES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_q_cpu"), ("ends",)),
     "block_offsets": ("sequences", "blocks"),
     "kept_rows": ("kept",),
+    "image_rows": ("pieces",),
+    **dict.fromkeys(("image_ends", "image_lengths"), ("images",)),
+    "image_blocks": ("images", "blocks"),
 }
 # Inputs that are the same at each step of an engine: a graph may depend on their sizes and numbers.
 _STEADY = (

@@ -39,6 +39,7 @@ SERVED_VISION = {
     "Qwen3VLMoeForConditionalGeneration": "text_config",
     "Qwen3_5ForConditionalGeneration": "text_config",
     "Qwen3_5MoeForConditionalGeneration": "text_config",
+    "Gemma3ForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
     "CogVLMForCausalLM": "",
@@ -50,6 +51,7 @@ _COMPARED_PACKED = {
     "Qwen3_5ForConditionalGeneration": ("awq",),
     "Qwen3_5MoeForConditionalGeneration": ("awq",),
     "Qwen3VLMoeForConditionalGeneration": (),
+    "Gemma3ForConditionalGeneration": (),
 }
 """Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 

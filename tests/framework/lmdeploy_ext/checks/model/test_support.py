@@ -53,7 +53,6 @@ SERVED = {
     "Qwen3NextForCausalLM",
 }
 VISION = {
-    "Gemma3ForConditionalGeneration",
     "InternS1ForConditionalGeneration",
     "InternS1ProForConditionalGeneration",
     "InternS1_1_ForConditionalGeneration",
@@ -118,8 +117,8 @@ def test_qwen3_5_is_served_in_awq_alone(name: str):
         check_support(config | {"quantization_config": {"quant_method": "fp8"}})
 
 
-def test_a_quantised_qwen3_vl_moe_is_refused():
-    name = "Qwen3VLMoeForConditionalGeneration"
+@pytest.mark.parametrize("name", ["Qwen3VLMoeForConditionalGeneration", "Gemma3ForConditionalGeneration"])
+def test_quantised_models_that_were_never_compared_are_refused(name: str):
     with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised as awq were never compared"):
         check_support({"architectures": [name], "text_config": {"quantization_config": AWQ}})
 
