@@ -89,7 +89,11 @@ def answer(
         "gap": (best[:, 0] - best[:, 1]).numpy(),
     }
     if pictures:
-        found["pixels"] = inputs["pixel_values"].float().numpy()
+        pixels = inputs["pixel_values"].float()
+        if pixels.ndim == 5:  # LLaVA-NeXT's tiles, with zeros where an image has less than others
+            pixels = pixels.flatten(0, 1)
+            pixels = pixels[pixels.flatten(1).any(1)]
+        found["pixels"] = pixels.numpy()
     return found
 
 

@@ -240,6 +240,24 @@ VISION: dict[str, VisionFamily] = {
     ),
 }
 
+_GRID = [[_TILE, 2 * _TILE], [2 * _TILE, _TILE], [2 * _TILE, 2 * _TILE]]
+VISION["llava_next"] = replace(
+    VISION["llava"],
+    hf_name="LlavaNext",
+    exercises="images cut into tiles whose padding is left out",
+    config=VISION["llava"].config | {"image_grid_pinpoints": _GRID},
+    files={
+        "preprocessor_config.json": VISION["llava"].files["preprocessor_config.json"]
+        | {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "processor_class": "LlavaNextProcessor",
+            "image_grid_pinpoints": _GRID,
+        },
+        "processor_config.json": VISION["llava"].files["processor_config.json"]
+        | {"processor_class": "LlavaNextProcessor"},
+    },
+)
+
 VISION["gemma3_vl"] = VisionFamily(
     "Gemma3",
     "tokens of an image see each other, also through sliding windows",

@@ -41,6 +41,7 @@ SERVED_VISION = {
     "Qwen3_5MoeForConditionalGeneration": "text_config",
     "Gemma3ForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
+    "LlavaNextForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
@@ -52,6 +53,7 @@ _COMPARED_PACKED = {
     "Qwen3_5MoeForConditionalGeneration": ("awq",),
     "Qwen3VLMoeForConditionalGeneration": (),
     "Gemma3ForConditionalGeneration": (),
+    "LlavaNextForConditionalGeneration": (),
 }
 """Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images, spans
+from dlinfer.framework.lmdeploy_ext.vision import prompts
 from dlinfer.framework.patching import Original
 
 _MODEL = "lmdeploy.pytorch.models.gemma3_vl:Gemma3ForConditionalGeneration"
 _LANGUAGE, _VISION = "language_model.", "vision_tower."
-_PLACE = "<IMAGE_TOKEN>"
-"""LMDeploy's placeholder for the tokens of an image in a prompt."""
 
 
 @corrects(
@@ -75,14 +74,14 @@ def _to_pytorch(
     chat_template_kwargs: Any = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    texts = [message for message in messages if message["role"] not in ("images", "preprocess", "forward")]
-    prompt = chat_template.messages2prompt(texts, tools=tools, **(chat_template_kwargs or {}))
     begin, end = self.processor.boi_token, self.processor.tokenizer.eoi_token
-    prompt = prompt.replace(begin, f"\n\n{begin}{_PLACE}{end}\n\n")
-    images, places = len(self.collect_multimodal_items(texts)), prompt.count(_PLACE)
-    if images != places:
-        raise ValueError(f"A text of the prompt holds {begin} or {_PLACE}, which stand for images.")
-    return self.to_pytorch_aux(messages, prompt, _PLACE, tokenizer)
+    piece = self.processor.tokenizer.image_token
+    options = {"tools": tools, **(chat_template_kwargs or {})}
+
+    def written(count: int) -> str:
+        return f"\n\n{begin}{piece * count}{end}\n\n"
+
+    return prompts.with_images(self, messages, chat_template, tokenizer, begin, written, options)
 
 
 @corrects(
@@ -100,7 +99,7 @@ def _dtype_of_the_whole(
 
 @corrects(
     f"{_MODEL}.load_weights",
-    why="holds all weights of the language model before it loads the first, and lacks the names that transformers 5 saves",
+    why="holds all weights of the language model before it loads one, and lacks names that transformers 5 saves",
 )
 def _load_weights(original: Original, self: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
     def of_language() -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,54 @@
+"""Build the token ids of a chat with images as transformers does: the whole text is tokenised at once.
+
+LMDeploy tokenises the parts between images one by one, which may add spaces. It also puts all images of a message
+before its first text, and drops further texts.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+_NOT_OF_THE_CHAT = ("images", "preprocess", "forward")
+
+
+def with_images(
+    model: Any,
+    messages: list[dict[str, Any]],
+    chat_template: Any,
+    tokenizer: Any,
+    place: str,
+    written: Callable[[int], str],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Return what LMDeploy's ``to_pytorch`` returns: the prompt, its token ids, and the images with their offsets.
+
+    model: LMDeploy's preprocessing model, after ``preprocess``, which has appended a message of role "preprocess".
+    place: how the chat template writes one image. written: a function that takes the number of an image's tokens, and
+    returns the text of an image in the prompt. options: keyword arguments of the chat template. Raises ValueError if a
+    text of the chat holds ``place`` or the token of images.
+    """
+    from lmdeploy.model import HFChatTemplate
+
+    (images,) = (message["content"] for message in messages if message["role"] == "preprocess")
+    chat = [message for message in messages if message["role"] not in _NOT_OF_THE_CHAT]
+    if not isinstance(chat_template, HFChatTemplate):  # LMDeploy's own templates take texts only
+        chat = [message | {"content": _text(message["content"], place)} for message in chat]
+    prompt = chat_template.messages2prompt(chat, **options)
+    counts = [int(image["image_tokens"]) for image in images]
+    parts = prompt.split(place)
+    reason = f"A text of the chat holds {place} or another token that stands for images."
+    if len(parts) != len(images) + 1:
+        raise ValueError(reason)
+    prompt = parts[0] + "".join(written(n) + part for n, part in zip(counts, parts[1:], strict=True))
+    ids = tokenizer.encode(prompt, add_bos=True)
+    found = [index for index, token in enumerate(ids) if token == model.image_token_id]
+    if len(found) != sum(counts):
+        raise ValueError(reason)
+    for image, count in zip(images, counts, strict=True):
+        image["offset"], found = found[0], found[count:]
+    return {"prompt": prompt, "input_ids": ids, "multimodal": images}
+
+
+def _text(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else place for part in content)
