@@ -69,6 +69,8 @@ def answer(
     messages, pictures = with_images(chat)
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     inputs = processor(text=[text], images=pictures or None, return_tensors="pt")
+    if pictures:
+        inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)  # Llama 4's processor makes bfloat16
     plain = GenerationConfig(
         max_new_tokens=new,
         min_new_tokens=new,

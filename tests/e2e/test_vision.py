@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlinfer.framework.lmdeploy_ext.vision.processors import has_torchvision
 from examples.tiny_models.vision_families import VISION, VISION_ELSEWHERE
 from tests.e2e.cell_checks import FP32_DECISIVE
 from tests.e2e.harness import EngineRun, Lab
@@ -33,6 +34,8 @@ LONG: dict[str, dict[str, dict[str, Any]]] = {
 SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "glm4v")
 # Their states are kept at the ends of prompts, and of chunks, whose sizes depend on the time that steps take.
 CONTINUES_IMAGES = ("qwen3_5", "qwen3_5_moe")
+# transformers has their image processor for torchvision alone.
+OF_TORCHVISION = ("llama4",)
 PHASES = ["decoding", "logits", "prefill", "vision"]
 
 
@@ -89,6 +92,8 @@ def test_images_in_eager_mode(lab: Lab) -> None:
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("family", [*VISION, *VISION_ELSEWHERE])
 def test_images(lab: Lab, family: str, mode: str, config: str) -> None:
+    if family in OF_TORCHVISION and not has_torchvision():
+        pytest.skip("torchvision is not installed")
     check(family, mode, config, *ask(lab, family, mode, config))
 
 

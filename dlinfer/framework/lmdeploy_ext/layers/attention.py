@@ -32,6 +32,8 @@ class StepMetadata(DlinferAttentionMetadata):
     image_rows: int64 [R], indices of the image tokens, which also see the later tokens of their image; None if no token
         sees later ones. image_ends, image_lengths: int64 [images], in host memory: for each image the index after its
         last token in image_rows, and in its sequence. image_blocks: [images, blocks], block_offsets of its sequence.
+    chunk_ends, chunk_lengths, chunk_blocks: for layers whose attention is within chunks of a text, which count as
+        sequences of their own: cu_seqlens_q without its 0 and kv_seqlens, both in host memory, and block_offsets.
     """
 
     max_q_seqlen: int = 1
@@ -45,6 +47,9 @@ class StepMetadata(DlinferAttentionMetadata):
     image_ends: Tensor | None = None
     image_lengths: Tensor | None = None
     image_blocks: Tensor | None = None
+    chunk_ends: Tensor | None = None
+    chunk_lengths: Tensor | None = None
+    chunk_blocks: Tensor | None = None
 
 
 def step_metadata(context: Any) -> StepMetadata:
@@ -115,7 +120,12 @@ def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Te
 
 
 class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
-    """Attention over the paged KV cache: fills the cache, then calls the op for prefill or the one for decoding."""
+    """Attention over the paged KV cache: fills the cache, then calls the op for prefill or the one for decoding.
+
+    is_chunked: whether attention is within chunks of a text (Llama 4).
+    """
+
+    is_chunked = False
 
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
@@ -185,6 +195,8 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         q_ends = meta.cu_seqlens_q_cpu[1:]
         heads, caches = (self.num_heads, self.num_kv_heads), (k_cache, v_cache)
         paged = (*caches, meta.block_offsets, meta.block_size, q_ends, meta.kv_seqlens_cpu)
+        if self.is_chunked:
+            paged = (*caches, meta.chunk_blocks, meta.block_size, meta.chunk_ends, meta.chunk_lengths)
         if meta.is_decoding:
             lengths = (meta.max_kv_seq_len, *heads)
             return ops.paged_decode_attention(query, *paged, *lengths, **shared, **quantised)
@@ -196,7 +208,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             if self.sliding_window is not None:
                 own["sliding_window"] = (self.sliding_window[0], -1)
             images = ops.paged_prefill_attention(query[rows], key, value, *caches, *tables, *lengths, **own)
-        if meta.is_prefill_no_cache and not quantised:
+        if meta.is_prefill_no_cache and not quantised and not self.is_chunked:
             lengths = (meta.q_seqlens, meta.kv_seqlens, meta.max_q_seqlen, *heads)
             shared["actual_seq_lengths_cpu"] = q_ends
             out = ops.prefill_attention(query, key, value, *caches, *lengths, **shared)

@@ -156,6 +156,11 @@ def _gemma3(model: Any) -> Arguments:
     return {"pixel_values": _images(embeddings.patch_embedding.weight, side, side)}
 
 
+def _llama4(model: Any) -> Arguments:
+    side = model.config.vision_config.image_size
+    return {"pixel_values": _images(model.vision_model.class_embedding, side, side)}
+
+
 def _internvl(model: Any) -> Arguments:
     embeddings = model.vision_tower.embeddings
     return _selected(_images(embeddings.cls_token, *embeddings.image_size), model)
@@ -209,6 +214,7 @@ PARTS: dict[str, Parts] = {
         tower=towers.last_hidden_state,
         restore=lambda features: (features,),
     ),
+    "Llama4ForConditionalGeneration": Parts("language_model", ("vision_model", "forward"), _TILES, _llama4),
     "Gemma3ForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _gemma3),
     "Qwen3VLForConditionalGeneration": _QWEN3_VL,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL,

@@ -15,16 +15,18 @@ def with_images(
     messages: list[dict[str, Any]],
     chat_template: Any,
     tokenizer: Any,
+    *,
     place: str,
-    written: Callable[[int], str],
+    token: str,
+    written: Callable[[dict[str, Any]], str],
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return what LMDeploy's ``to_pytorch`` returns: the prompt, its token ids, and the images with their offsets.
 
     model: LMDeploy's preprocessing model, after ``preprocess``, which has appended a message of role "preprocess".
-    place: how the chat template writes one image. written: a function that takes the number of an image's tokens, and
-    returns the text of an image in the prompt. options: keyword arguments of the chat template. Raises ValueError if a
-    text of the chat holds ``place`` or the token of images.
+    place: how the chat template writes one image. token: the text of a token that stands for a part of an image.
+    written: a function that takes what ``preprocess`` made of an image, and returns its text in the prompt. options:
+    keyword arguments of the chat template. Raises ValueError if a text of the chat holds ``place`` or ``token``.
     """
     from lmdeploy.model import HFChatTemplate
 
@@ -33,18 +35,20 @@ def with_images(
     if not isinstance(chat_template, HFChatTemplate):  # LMDeploy's own templates take texts only
         chat = [message | {"content": _text(message["content"], place)} for message in chat]
     prompt = chat_template.messages2prompt(chat, **options)
-    counts = [int(image["image_tokens"]) for image in images]
     parts = prompt.split(place)
-    reason = f"A text of the chat holds {place} or another token that stands for images."
+    reason = f"A text of the chat holds {place} or {token}, which stand for images."
     if len(parts) != len(images) + 1:
         raise ValueError(reason)
-    prompt = parts[0] + "".join(written(n) + part for n, part in zip(counts, parts[1:], strict=True))
+    texts = [written(image) for image in images]
+    prompt = parts[0] + "".join(text + part for text, part in zip(texts, parts[1:], strict=True))
     ids = tokenizer.encode(prompt, add_bos=True)
-    found = [index for index, token in enumerate(ids) if token == model.image_token_id]
+    found = [index for index, number in enumerate(ids) if number == model.image_token_id]
+    counts = [text.count(token) for text in texts]
     if len(found) != sum(counts):
         raise ValueError(reason)
     for image, count in zip(images, counts, strict=True):
-        image["offset"], found = found[0], found[count:]
+        own, found = found[:count], found[count:]
+        image |= {"offset": own[0], "image_tokens": own[-1] + 1 - own[0]}  # further tokens may lie between
     return {"prompt": prompt, "input_ids": ids, "multimodal": images}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmdeploy.messages import QuantPolicy
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
-from dlinfer.framework.lmdeploy_ext.faults.models import gemma3_vl
+from dlinfer.framework.lmdeploy_ext.faults.models import gemma3_vl, llama4
 from dlinfer.framework.lmdeploy_ext.layers.attention import (
     PagedAttention,
     VarlenAttention,
@@ -55,10 +55,11 @@ def test_last_slots_are_the_cache_slots_of_decoding(lengths, block_size):
     assert got.dtype is expected.dtype and torch.equal(got, expected)
 
 
-def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True, images=()):
+def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True, images=(), chunk=0):
     """One sequence in float64: q [T, H, D] are the last positions of k, v [S, Hkv, D].
 
-    images: (begin, end) of each, in positions; its queries see all of it.
+    images: (begin, end) of each, in positions; its queries see all of it. chunk: the tokens of a chunk of the text, out
+    of which no query sees; 0 for none.
     """
     q, k, v = q.double(), k.double(), v.double()
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
@@ -78,6 +79,9 @@ def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True
         scores = scores.masked_fill(distance < -window, -torch.inf)
     elif window is not None:
         scores = scores.masked_fill((distance < -window) | (distance > window), -torch.inf)
+    if chunk:
+        places = torch.arange(k.shape[0]) // chunk
+        scores = scores.masked_fill(places[None] != places[-q.shape[0] :, None], -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], -1)
     weights = scores.softmax(-1)[..., : k.shape[0]]
@@ -201,6 +205,20 @@ def test_tokens_of_an_image_see_all_of_it(option, old):
         ]
     )
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [([70, 32, 1, 33], [0] * 4), ([5, 64, 33, 1], [30, 16, 31, 32]), ([1] * 5, [0, 31, 32, 63, 40])],
+    ids=["prefill", "chunked prefill", "decode"],
+)
+def test_attention_in_chunks_sees_no_other_chunk(new, old):
+    step = Step(new, old, decoding=new[0] == 1)
+    llama4.note_chunks(step.metadata, 2 * BLOCK)
+    layer = PagedAttention.from_spec(paged_spec())
+    layer.is_chunked = True
+    expected = step.expected(chunk=2 * BLOCK)
+    torch.testing.assert_close(step.run(layer).double(), expected, atol=2e-5, rtol=2e-5)
 
 
 def test_the_cache_holds_the_new_tokens_afterwards():

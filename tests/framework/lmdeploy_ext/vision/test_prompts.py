@@ -39,7 +39,14 @@ def prompt_of(*parts: dict[str, Any], template: Any = None) -> dict[str, Any]:
     options = {"begin": "s "} if template is None else {}
     template = template or Template()
     return prompts.with_images(
-        model, messages, template, Words(), "<image>", lambda count: f"[{'i' * count}]", options
+        model,
+        messages,
+        template,
+        Words(),
+        place="<image>",
+        token="i",
+        written=lambda image: f"[{'i' * image['image_tokens']}]",
+        options=options,
     )
 
 
@@ -63,5 +70,5 @@ def test_templates_of_lmdeploy_get_a_text() -> None:
 
 @pytest.mark.parametrize("words", ["<image>", "i"], ids=["place", "token"])
 def test_a_text_cannot_stand_for_an_image(words: str) -> None:
-    with pytest.raises(ValueError, match="stands for images"):
+    with pytest.raises(ValueError, match="which stand for images"):
         prompt_of(text(words), PICTURE)

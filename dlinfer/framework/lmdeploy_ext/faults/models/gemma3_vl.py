@@ -76,12 +76,16 @@ def _to_pytorch(
 ) -> dict[str, Any]:
     begin, end = self.processor.boi_token, self.processor.tokenizer.eoi_token
     piece = self.processor.tokenizer.image_token
-    options = {"tools": tools, **(chat_template_kwargs or {})}
-
-    def written(count: int) -> str:
-        return f"\n\n{begin}{piece * count}{end}\n\n"
-
-    return prompts.with_images(self, messages, chat_template, tokenizer, begin, written, options)
+    return prompts.with_images(
+        self,
+        messages,
+        chat_template,
+        tokenizer,
+        place=begin,
+        token=piece,
+        written=lambda image: f"\n\n{begin}{piece * image['image_tokens']}{end}\n\n",
+        options={"tools": tools, **(chat_template_kwargs or {})},
+    )
 
 
 @corrects(

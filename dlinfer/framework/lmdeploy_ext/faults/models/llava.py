@@ -40,8 +40,16 @@ def _to_pytorch(
     **kwargs: Any,
 ) -> dict[str, Any]:
     token = tokenizer.model.model.convert_ids_to_tokens(self.image_token_id)
-    options = {"tools": tools, **(chat_template_kwargs or {})}
-    return prompts.with_images(self, messages, chat_template, tokenizer, token, token.__mul__, options)
+    return prompts.with_images(
+        self,
+        messages,
+        chat_template,
+        tokenizer,
+        place=token,
+        token=token,
+        written=lambda image: token * image["image_tokens"],
+        options={"tools": tools, **(chat_template_kwargs or {})},
+    )
 
 
 @corrects(

@@ -63,7 +63,6 @@ VISION = {
     "InternS2PreviewForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
-    "Llama4ForConditionalGeneration",
     "MiniCPMV",
     "Phi3VForCausalLM",
     "Qwen3OmniMoeForConditionalGeneration",
