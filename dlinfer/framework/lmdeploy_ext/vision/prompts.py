@@ -42,12 +42,12 @@ def with_images(
     texts = [written(image) for image in images]
     prompt = parts[0] + "".join(text + part for text, part in zip(texts, parts[1:], strict=True))
     ids = tokenizer.encode(prompt, add_bos=True)
-    found = [index for index, number in enumerate(ids) if number == model.image_token_id]
+    places = [index for index, number in enumerate(ids) if number == model.image_token_id]
     counts = [text.count(token) for text in texts]
-    if len(found) != sum(counts):
+    if len(places) != sum(counts):
         raise ValueError(reason)
     for image, count in zip(images, counts, strict=True):
-        own, found = found[:count], found[count:]
+        own, places = places[:count], places[count:]
         image |= {"offset": own[0], "image_tokens": own[-1] + 1 - own[0]}  # further tokens may lie between
     return {"prompt": prompt, "input_ids": ids, "multimodal": images}
 

@@ -74,16 +74,18 @@ def _preprocess(original: Original, self: Any, messages: list[dict[str, Any]]) -
     model, strategy = SimpleNamespace(config=self.hf_config), self.hf_config.vision_feature_select_strategy
     outputs = []
     for _, image, _ in self.collect_multimodal_items(messages):
-        made = self.processor(image, return_tensors="pt", input_data_format="channels_last")
-        tiles = made["pixel_values"].shape[1]
+        pixels = self.processor(image, return_tensors="pt", input_data_format="channels_last")
+        tiles = pixels["pixel_values"].shape[1]
         packed = Model.pack_image_features(
             model,
             [torch.zeros(tiles, self.n_token_per_image, 1)],
-            made["image_sizes"],
+            pixels["image_sizes"],
             strategy,
             torch.zeros(1),
         )
         fields = {"image_tokens": len(packed), "image_token_id": self.image_token_id}
-        outputs.append({"pixel_values": made["pixel_values"], "image_sizes": made["image_sizes"], **fields})
+        outputs.append(
+            {"pixel_values": pixels["pixel_values"], "image_sizes": pixels["image_sizes"], **fields}
+        )
     messages.append({"role": "preprocess", "content": outputs})
     return messages
