@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlinfer.framework.lmdeploy_ext.vision.processors import has_torchvision
+from dlinfer.framework.lmdeploy_ext.faults.models.image_prompts import has_torchvision
 from examples.tiny_models.vision_families import VISION, VISION_ELSEWHERE
 from tests.e2e.cell_checks import FP32_DECISIVE
 from tests.e2e.harness import EngineRun, Lab

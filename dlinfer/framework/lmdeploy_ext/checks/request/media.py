@@ -7,7 +7,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import request_error
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.vision.processors import has_torchvision
+from dlinfer.framework.lmdeploy_ext.faults.models.image_prompts import has_torchvision
 from dlinfer.framework.patching import Original, replaces
 
 _IMAGES = ("image", "image_url", "image_data")

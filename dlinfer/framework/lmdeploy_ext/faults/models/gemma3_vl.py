@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images, spans
-from dlinfer.framework.lmdeploy_ext.vision import prompts
 from dlinfer.framework.patching import Original
 
 _MODEL = "lmdeploy.pytorch.models.gemma3_vl:Gemma3ForConditionalGeneration"
@@ -76,7 +76,7 @@ def _to_pytorch(
 ) -> dict[str, Any]:
     begin, end = self.processor.boi_token, self.processor.tokenizer.eoi_token
     piece = self.processor.tokenizer.image_token
-    return prompts.with_images(
+    return image_prompts.with_images(
         self,
         messages,
         chat_template,

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images
-from dlinfer.framework.lmdeploy_ext.vision import processors, prompts
 from dlinfer.framework.patching import Original
 
 _MODELS = "lmdeploy.pytorch.models.llama4"
@@ -171,7 +171,7 @@ def _turned(x: Tensor, table: Tensor) -> Tensor:
 
 @corrects(f"{_VISION}.build_preprocessor", why="cannot start without torchvision, even for texts alone")
 def _preprocessor(original: Original, self: Any, trust_remote_code: bool = False) -> None:
-    if processors.has_torchvision():
+    if image_prompts.has_torchvision():
         original(self, trust_remote_code)
 
 
@@ -190,7 +190,7 @@ def _to_pytorch(
     **kwargs: Any,
 ) -> dict[str, Any]:
     options = {"tools": tools, **(chat_template_kwargs or {})}
-    return prompts.with_images(
+    return image_prompts.with_images(
         self,
         messages,
         chat_template,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
-from dlinfer.framework.lmdeploy_ext.vision import prompts
+from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts
 from dlinfer.framework.patching import Original
 
 _BOTH = ("llava", "llava_next")
@@ -40,7 +40,7 @@ def _to_pytorch(
     **kwargs: Any,
 ) -> dict[str, Any]:
     token = tokenizer.model.model.convert_ids_to_tokens(self.image_token_id)
-    return prompts.with_images(
+    return image_prompts.with_images(
         self,
         messages,
         chat_template,

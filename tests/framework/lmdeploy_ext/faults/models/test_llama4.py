@@ -12,8 +12,7 @@ from transformers.models.llama4 import modeling_llama4 as oracle
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.request import media
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.faults.models import llama4
-from dlinfer.framework.lmdeploy_ext.vision import processors
+from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts, llama4
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def test_q_and_k_have_a_norm_without_weights(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("has", [True, False])
 def test_images_without_torchvision_are_refused(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
     monkeypatch.setattr(media, "has_torchvision", lambda: has)
-    monkeypatch.setattr(processors, "has_torchvision", lambda: has)
+    monkeypatch.setattr(image_prompts, "has_torchvision", lambda: has)
     built: list[Any] = []
     model: Any = type("LLama4VisionModel", (), {})()
     llama4._preprocessor.build(lambda self, trust: built.append(self))(model)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from lmdeploy.model import BaseChatTemplate, HFChatTemplate
 
-from dlinfer.framework.lmdeploy_ext.vision import prompts
+from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts
 
 IMAGE = 9
 PICTURE = {"type": "image"}
@@ -38,7 +38,7 @@ def prompt_of(*parts: dict[str, Any], template: Any = None) -> dict[str, Any]:
     model = SimpleNamespace(image_token_id=IMAGE)
     options = {"begin": "s "} if template is None else {}
     template = template or Template()
-    return prompts.with_images(
+    return image_prompts.with_images(
         model,
         messages,
         template,

@@ -4,10 +4,16 @@ LMDeploy tokenises the parts between images one by one, which may add spaces. It
 before its first text, and drops further texts.
 """
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 _NOT_OF_THE_CHAT = ("images", "preprocess", "forward")
+
+
+def has_torchvision() -> bool:
+    """Return whether torchvision is installed, by the same check as in transformers."""
+    return importlib.util.find_spec("torchvision") is not None
 
 
 def with_images(
