@@ -32,8 +32,8 @@ class StepMetadata(DlinferAttentionMetadata):
     image_rows: int64 [R], indices of the image tokens, which also see the later tokens of their image; None if no token
         sees later ones. image_ends, image_lengths: int64 [images], in host memory: for each image the index after its
         last token in image_rows, and in its sequence. image_blocks: [images, blocks], block_offsets of its sequence.
-    chunk_ends, chunk_lengths, chunk_blocks: for layers whose attention is within chunks of a text; else None. Each chunk
-        counts as a sequence of its own. They are cu_seqlens_q without its 0, kv_seqlens (both in host memory) and
+    chunk_ends, chunk_lengths, chunk_blocks: for layers whose attention is within chunks of a text; else None. Each
+        chunk counts as a sequence of its own. They are cu_seqlens_q without its 0, kv_seqlens (both in host memory) and
         block_offsets.
     """
 
