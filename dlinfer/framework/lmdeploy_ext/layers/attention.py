@@ -178,7 +178,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
-        meta = attn_metadata
+        meta: Any = attn_metadata
         quantised = _quantised(meta, k_scales_zeros, v_scales_zeros)
         ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices, **quantised)
         size = query.shape[-1]
@@ -203,11 +203,12 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             return ops.paged_decode_attention(query, *paged, *lengths, **shared, **quantised)
         lengths = (meta.max_q_seqlen, meta.max_kv_seq_len, *heads)
         rows, images = getattr(meta, "image_rows", None), None
+        window: Any = self.sliding_window
         if rows is not None:  # computed first, because the result may overwrite the query
             tables = (meta.image_blocks, meta.block_size, meta.image_ends, meta.image_lengths)
             own = {**shared, **quantised, "attn_output": None, "causal": False}
-            if self.sliding_window is not None:
-                own["sliding_window"] = (self.sliding_window[0], -1)
+            if window is not None:
+                own["sliding_window"] = (window[0], -1)
             images = ops.paged_prefill_attention(query[rows], key, value, *caches, *tables, *lengths, **own)
         if meta.is_prefill_no_cache and not quantised and not self.is_chunked:
             lengths = (meta.q_seqlens, meta.kv_seqlens, meta.max_q_seqlen, *heads)

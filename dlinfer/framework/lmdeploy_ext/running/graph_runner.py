@@ -295,4 +295,4 @@ def _mark_sizes(kwargs: dict[str, Any]) -> None:
         value = getattr(metadata, name)
         if isinstance(value, torch.Tensor):
             for dim, counted in enumerate(dims):
-                mark_unbacked(value, dim, counts.get(counted, counted))
+                mark_unbacked(value, dim, counts.get(counted) or counted)

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -215,7 +216,7 @@ def test_tokens_of_an_image_see_all_of_it(option, old):
 def test_attention_in_chunks_sees_no_other_chunk(new, old):
     step = Step(new, old, decoding=new[0] == 1)
     llama4.note_chunks(step.metadata, 2 * BLOCK)
-    layer = PagedAttention.from_spec(paged_spec())
+    layer: Any = PagedAttention.from_spec(paged_spec())
     layer.is_chunked = True
     expected = step.expected(chunk=2 * BLOCK)
     torch.testing.assert_close(step.run(layer).double(), expected, atol=2e-5, rtol=2e-5)

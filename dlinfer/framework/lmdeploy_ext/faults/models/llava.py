@@ -71,7 +71,8 @@ def _no_model(original: Original, self: Any, trust_remote_code: bool = False) ->
 def _preprocess(original: Original, self: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from lmdeploy.pytorch.models.llava import LlavaNextForConditionalGeneration as Model
 
-    model, strategy = SimpleNamespace(config=self.hf_config), self.hf_config.vision_feature_select_strategy
+    model: Any = SimpleNamespace(config=self.hf_config)
+    strategy = self.hf_config.vision_feature_select_strategy
     outputs = []
     for _, image, _ in self.collect_multimodal_items(messages):
         pixels = self.processor(image, return_tensors="pt", input_data_format="channels_last")
