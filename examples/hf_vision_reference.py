@@ -69,6 +69,8 @@ def answer(
     messages, pictures = with_images(chat)
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     inputs = processor(text=[text], images=pictures or None, return_tensors="pt")
+    if pictures:
+        inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)  # Llama 4's processor makes bfloat16
     plain = GenerationConfig(
         max_new_tokens=new,
         min_new_tokens=new,
@@ -89,7 +91,11 @@ def answer(
         "gap": (best[:, 0] - best[:, 1]).numpy(),
     }
     if pictures:
-        found["pixels"] = inputs["pixel_values"].float().numpy()
+        pixels = inputs["pixel_values"].float()
+        if pixels.ndim == 5:  # LLaVA-NeXT's tiles, with zeros where an image has less than others
+            pixels = pixels.flatten(0, 1)
+            pixels = pixels[pixels.flatten(1).any(1)]
+        found["pixels"] = pixels.numpy()
     return found
 
 

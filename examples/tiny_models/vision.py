@@ -23,7 +23,11 @@ def make(spec: VisionFamily) -> Any:
     import transformers
 
     model_class = getattr(transformers, f"{spec.hf_name}ForConditionalGeneration")
-    return model_class(model_class.config_class(**spec.config))
+    model = model_class(model_class.config_class(**spec.config))
+    for name, parameter in model.named_parameters():
+        if name.endswith("mm_input_projection_weight"):  # Gemma 3's is born as zeros
+            parameter.data.normal_(std=0.2)
+    return model
 
 
 def forbid_image_tokens(model: Any) -> None:

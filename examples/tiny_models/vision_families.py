@@ -75,6 +75,11 @@ def _qwen_processor(name: str) -> dict[str, dict[str, Any]]:
     }
 
 
+_GEMMA3_FIELDS = (
+    *"head_dim tie_word_embeddings num_hidden_layers query_pre_attn_scalar initializer_range".split(),
+    *"layer_types rope_parameters".split(),
+)
+
 _TILE = 32
 _INTERNVL_TOKENS = {
     "start_image_token": "<img>",
@@ -235,6 +240,60 @@ VISION: dict[str, VisionFamily] = {
     ),
 }
 
+_GRID = [[_TILE, 2 * _TILE], [2 * _TILE, _TILE], [2 * _TILE, 2 * _TILE]]
+VISION["llava_next"] = replace(
+    VISION["llava"],
+    hf_name="LlavaNext",
+    exercises="images cut into tiles whose padding is left out",
+    config=VISION["llava"].config | {"image_grid_pinpoints": _GRID},
+    files={
+        "preprocessor_config.json": VISION["llava"].files["preprocessor_config.json"]
+        | {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "processor_class": "LlavaNextProcessor",
+            "image_grid_pinpoints": _GRID,
+        },
+        "processor_config.json": VISION["llava"].files["processor_config.json"]
+        | {"processor_class": "LlavaNextProcessor"},
+    },
+)
+
+VISION["gemma3_vl"] = VisionFamily(
+    "Gemma3",
+    "tokens of an image see each other, also through sliding windows",
+    {
+        **{f"{name}_token_index": VOCAB_SIZE + place for place, name in enumerate(("image", "boi", "eoi"))},
+        "mm_tokens_per_image": (_TILE // PATCH // MERGE) ** 2,
+        "text_config": _TEXT
+        | {name: POSITIONAL["gemma3_window"].config[name] for name in _GEMMA3_FIELDS}
+        | {"sliding_window": 10},  # less than the tokens of an image
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": _TILE,
+            "patch_size": PATCH,
+            "vision_use_head": False,
+        },
+    },
+    {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    "<start_of_image>",
+    {
+        "preprocessor_config.json": {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "processor_class": "Gemma3Processor",
+            "size": {"height": _TILE, "width": _TILE},
+            **_MEAN_AND_STD,
+        },
+        "processor_config.json": {
+            "image_seq_length": (_TILE // PATCH // MERGE) ** 2,
+            "processor_class": "Gemma3Processor",
+        },
+    },
+    ("vision_tower.", "vision_tower.vision_model."),
+)
+
 VISION["qwen3_vl_moe"] = replace(
     VISION["qwen3_vl"],
     hf_name="Qwen3VLMoe",
@@ -289,8 +348,60 @@ VISION["qwen3_5_moe"] = replace(
     joined=True,
 )
 
+_LLAMA4_IDS = {
+    "boi_token_index": VOCAB_SIZE,
+    "eoi_token_index": VOCAB_SIZE + 1,
+    "image_token_index": VOCAB_SIZE + 3,
+}
+VISION["llama4"] = VisionFamily(
+    "Llama4",
+    "attention in chunks; layers without positions, whose queries are scaled; experts of scaled inputs",
+    {
+        **_LLAMA4_IDS,
+        "text_config": _TEXT
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            "intermediate_size_mlp": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1, 1],
+            "attention_chunk_size": 64,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "rope_parameters": POSITIONAL["llama_llama3"].config["rope_parameters"],
+        },
+        "vision_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 32 * MERGE * MERGE,
+            "projector_input_dim": 48,
+            "projector_output_dim": 48,
+            "vision_output_dim": 48,
+            "image_size": _TILE,
+            "patch_size": PATCH,
+            "initializer_range": 0.2,
+        },
+    },
+    [f"<|{name}|>" for name in "image_start image_end image patch tile_x_separator tile_y_separator".split()],
+    "<|image|>",
+    {
+        "preprocessor_config.json": {
+            "image_processor_type": "Llama4ImageProcessor",
+            "processor_class": "Llama4Processor",
+            "size": {"height": _TILE, "width": _TILE},
+            "max_patches": 4,
+            **_MEAN_AND_STD,
+        },
+        "processor_config.json": {"processor_class": "Llama4Processor", "patch_size": PATCH},
+    },
+)
+
 # Families whose language model no other class of LMDeploy's has. They are also asked as text models are.
-ALSO_TEXT = {name: VISION[name] for name in ("qwen3_5", "qwen3_5_moe")}
+ALSO_TEXT = {name: VISION[name] for name in ("qwen3_5", "qwen3_5_moe", "llama4")}
 
 _GLM_NAMES = ("image_start", "image_end", "image", "video_start", "video_end", "video")
 VISION["glm4v"] = VisionFamily(

@@ -206,7 +206,8 @@ def pixels(pipe, step: dict, logits: dict) -> list[list[int]]:
     shapes = []
     for i, chat in enumerate(step["prompts"]):
         made = pipe._run(coro=processor.get_prompt_input(chat, True)).result()
-        parts = [np.asarray(part["pixel_values"].float()) for part in made["multimodal"]]
+        pixels = [part["pixel_values"].float() for part in made["multimodal"]]
+        parts = [np.asarray(one.flatten(0, 1) if one.ndim == 5 else one) for one in pixels]
         logits[f"{step['name']}/{i}"] = np.concatenate(parts)
         shapes.append(list(logits[f"{step['name']}/{i}"].shape))
     return shapes

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlinfer.framework.lmdeploy_ext.faults.models.image_prompts import has_torchvision
 from examples.tiny_models.vision_families import VISION, VISION_ELSEWHERE
 from tests.e2e.cell_checks import FP32_DECISIVE
 from tests.e2e.harness import EngineRun, Lab
 from tests.e2e.matrix import STRICT
-from tests.e2e.vision_chats import CHATS, Chat, as_openai, images_first, one_image
+from tests.e2e.vision_chats import CHATS, Chat, as_openai, one_image
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -23,21 +24,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "chunked": {"max_prefill_token_num": 48},
     "prefix": {"enable_prefix_caching": True, "block_size": 16, "prefix_cache_state_budget": 32},
 }
-# An image of CogVLM's takes 1227 tokens, and is not cut.
+# An image of CogVLM's takes 1227 tokens, one of LLaVA-NeXT's up to 336, and is not cut.
 LONG: dict[str, dict[str, dict[str, Any]]] = {
-    "cogvlm": {name: {"session_len": 2048} for name in ("base", "prefix")}
-    | {"chunked": {"session_len": 2048, "max_prefill_token_num": 1236}}
+    family: {name: {"session_len": 2048} for name in ("base", "prefix")}
+    | {"chunked": {"session_len": 2048, "max_prefill_token_num": chunk}}
+    for family, chunk in {"cogvlm": 1236, "llava_next": 340}.items()
 }
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
 SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "glm4v")
 # Their states are kept at the ends of prompts, and of chunks, whose sizes depend on the time that steps take.
 CONTINUES_IMAGES = ("qwen3_5", "qwen3_5_moe")
+# transformers has their image processor for torchvision alone.
+OF_TORCHVISION = ("llama4",)
 PHASES = ["decoding", "logits", "prefill", "vision"]
 
 
 def chats_of(family: str) -> list[Chat]:
-    arranged = {"llava": images_first} | dict.fromkeys(VISION_ELSEWHERE, one_image)
-    return [arranged[family](chat) for chat in CHATS] if family in arranged else CHATS
+    return [one_image(chat) for chat in CHATS] if family in VISION_ELSEWHERE else CHATS
 
 
 def ask(lab: Lab, family: str, mode: str, config: str) -> tuple[EngineRun, dict[str, np.ndarray]]:
@@ -89,6 +92,8 @@ def test_images_in_eager_mode(lab: Lab) -> None:
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("family", [*VISION, *VISION_ELSEWHERE])
 def test_images(lab: Lab, family: str, mode: str, config: str) -> None:
+    if family in OF_TORCHVISION and not has_torchvision():
+        pytest.skip("torchvision is not installed")
     check(family, mode, config, *ask(lab, family, mode, config))
 
 

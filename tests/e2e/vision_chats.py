@@ -45,19 +45,6 @@ def as_openai(chat: Chat) -> Chat:
     return messages
 
 
-def images_first(chat: Chat) -> Chat:
-    """The chat with the pictures of a message before all of its text: all that LMDeploy's LLaVA knows."""
-    messages = []
-    for message in chat:
-        content = message["content"]
-        if not isinstance(content, str):
-            images = [part for part in content if part["type"] == "image"]
-            text = " ".join(part["text"] for part in content if part["type"] == "text")
-            content = [*images, {"type": "text", "text": text}]
-        messages.append(message | {"content": content})
-    return messages
-
-
 def one_image(chat: Chat) -> Chat:
     """The chat with the last picture of its message alone: all that CogVLM was made for."""
     messages = []

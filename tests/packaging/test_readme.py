@@ -47,6 +47,7 @@ CALLED = {
     "Glm4Moe": "GLM-4.5 (MoE)",
     "GptOss": "gpt-oss",
     "Qwen3Next": "Qwen3-Next",
+    "Llama4": "Llama 4",
     "Qwen3_5": "Qwen3.5",
     "Qwen3_5Moe": "Qwen3.5-MoE",
 }

@@ -29,6 +29,12 @@ class StepMetadata(DlinferAttentionMetadata):
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for no adapter; None if the engine has no adapters.
     fresh: bool [B], whether each sequence begins in this step; read by layers that keep a state for each sequence.
     kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None if it returns all N.
+    image_rows: int64 [R], indices of the image tokens, which also see the later tokens of their image; None if no token
+        sees later ones. image_ends, image_lengths: int64 [images], in host memory: for each image the index after its
+        last token in image_rows, and in its sequence. image_blocks: [images, blocks], block_offsets of its sequence.
+    chunk_ends, chunk_lengths, chunk_blocks: for layers whose attention is within chunks of a text; else None. Each
+        chunk counts as a sequence of its own. They are cu_seqlens_q without its 0, kv_seqlens (both in host memory) and
+        block_offsets.
     """
 
     max_q_seqlen: int = 1
@@ -38,6 +44,13 @@ class StepMetadata(DlinferAttentionMetadata):
     adapter_ids: Tensor | None = None
     fresh: Tensor | None = None
     kept_rows: Tensor | None = None
+    image_rows: Tensor | None = None
+    image_ends: Tensor | None = None
+    image_lengths: Tensor | None = None
+    image_blocks: Tensor | None = None
+    chunk_ends: Tensor | None = None
+    chunk_lengths: Tensor | None = None
+    chunk_blocks: Tensor | None = None
 
 
 def step_metadata(context: Any) -> StepMetadata:
@@ -108,7 +121,12 @@ def last_slots(kv_seqlens: Tensor, block_offsets: Tensor, block_size: int) -> Te
 
 
 class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
-    """Attention over the paged KV cache: fills the cache, then calls the op for prefill or the one for decoding."""
+    """Attention over the paged KV cache: fills the cache, then calls the op for prefill or the one for decoding.
+
+    is_chunked: whether attention is within chunks of a text (Llama 4).
+    """
+
+    is_chunked = False
 
     @classmethod
     def from_spec(cls, spec: Any) -> "PagedAttention | SparseAttention":
@@ -160,7 +178,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         """
         if nsa_indices is not None:
             raise refuse("sparse attention by token indices", "use another model")
-        meta = attn_metadata
+        meta: Any = attn_metadata
         quantised = _quantised(meta, k_scales_zeros, v_scales_zeros)
         ops.fill_kv_cache(key, value, k_cache, v_cache, meta.kv_start_indices, **quantised)
         size = query.shape[-1]
@@ -178,15 +196,27 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         q_ends = meta.cu_seqlens_q_cpu[1:]
         heads, caches = (self.num_heads, self.num_kv_heads), (k_cache, v_cache)
         paged = (*caches, meta.block_offsets, meta.block_size, q_ends, meta.kv_seqlens_cpu)
+        if self.is_chunked:
+            paged = (*caches, meta.chunk_blocks, meta.block_size, meta.chunk_ends, meta.chunk_lengths)
         if meta.is_decoding:
             lengths = (meta.max_kv_seq_len, *heads)
             return ops.paged_decode_attention(query, *paged, *lengths, **shared, **quantised)
-        if meta.is_prefill_no_cache and not quantised:
+        lengths = (meta.max_q_seqlen, meta.max_kv_seq_len, *heads)
+        rows, images = getattr(meta, "image_rows", None), None
+        window: Any = self.sliding_window
+        if rows is not None:  # computed first, because the result may overwrite the query
+            tables = (meta.image_blocks, meta.block_size, meta.image_ends, meta.image_lengths)
+            own = {**shared, **quantised, "attn_output": None, "causal": False}
+            if window is not None:
+                own["sliding_window"] = (window[0], -1)
+            images = ops.paged_prefill_attention(query[rows], key, value, *caches, *tables, *lengths, **own)
+        if meta.is_prefill_no_cache and not quantised and not self.is_chunked:
             lengths = (meta.q_seqlens, meta.kv_seqlens, meta.max_q_seqlen, *heads)
             shared["actual_seq_lengths_cpu"] = q_ends
-            return ops.prefill_attention(query, key, value, *caches, *lengths, **shared)
-        lengths = (meta.max_q_seqlen, meta.max_kv_seq_len, *heads)
-        return ops.paged_prefill_attention(query, key, value, *paged, *lengths, **shared, **quantised)
+            out = ops.prefill_attention(query, key, value, *caches, *lengths, **shared)
+        else:
+            out = ops.paged_prefill_attention(query, key, value, *paged, *lengths, **shared, **quantised)
+        return out if images is None else out.index_copy_(0, rows, images)
 
 
 class SparseAttention(AttentionImpl[DlinferAttentionMetadata]):

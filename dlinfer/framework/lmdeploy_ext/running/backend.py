@@ -127,7 +127,9 @@ class OpsBackend(DlinferOpsBackend):
     ) -> Any:
         """Return the runner of a model: an EagerRunner if ``eager_mode=True``, else a runner for graphs."""
         kv_quantisation.check_model(model_config, cache_config)
-        windows.apply(model, model_config.llm_config or model_config.hf_config)
+        config = model_config.llm_config or model_config.hf_config
+        windows.check_chunks(config, cache_config.kernel_block_size)
+        windows.apply(model, config)
         runner = EagerRunner if backend_config.eager_mode else _graph_runner(model)
         return runner(model, model_config, cache_config, backend_config, device)
 

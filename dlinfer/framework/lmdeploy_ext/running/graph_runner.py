@@ -42,6 +42,11 @@ _METADATA_SIZES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_q_cpu"), ("ends",)),
     "block_offsets": ("sequences", "blocks"),
     "kept_rows": ("kept",),
+    "image_rows": ("pieces",),
+    **dict.fromkeys(("image_ends", "image_lengths"), ("images",)),
+    "image_blocks": ("images", "blocks"),
+    **dict.fromkeys(("chunk_ends", "chunk_lengths"), ("chunks",)),
+    "chunk_blocks": ("chunks", "blocks of a chunk"),
 }
 # Inputs that are the same at each step of an engine: a graph may depend on their sizes and numbers.
 _STEADY = (
@@ -285,8 +290,9 @@ def _mark_sizes(kwargs: dict[str, Any]) -> None:
             mark_unbacked(kwargs[name], 1, tokens)
     if isinstance(kwargs.get("state_ids"), torch.Tensor):
         mark_unbacked(kwargs["state_ids"], 0, "sequences")
+    counts = {"tokens": tokens, "chunks": "sequences" if metadata.is_decoding else "chunks"}
     for name, dims in _METADATA_SIZES.items():
         value = getattr(metadata, name)
         if isinstance(value, torch.Tensor):
             for dim, counted in enumerate(dims):
-                mark_unbacked(value, dim, tokens if counted == "tokens" else counted)
+                mark_unbacked(value, dim, counts.get(counted) or counted)

@@ -146,6 +146,21 @@ def _llava(model: Any) -> Arguments:
     return _selected(_images(weight, side, side), model.config)
 
 
+def _llava_next(model: Any) -> Arguments:
+    arguments = _llava(model)
+    return {name: arguments[name] for name in ("pixel_values", "vision_feature_layer")}
+
+
+def _gemma3(model: Any) -> Arguments:
+    side, embeddings = model.config.vision_config.image_size, model.vision_tower.vision_model.embeddings
+    return {"pixel_values": _images(embeddings.patch_embedding.weight, side, side)}
+
+
+def _llama4(model: Any) -> Arguments:
+    side = model.config.vision_config.image_size
+    return {"pixel_values": _images(model.vision_model.class_embedding, side, side)}
+
+
 def _internvl(model: Any) -> Arguments:
     embeddings = model.vision_tower.embeddings
     return _selected(_images(embeddings.cls_token, *embeddings.image_size), model)
@@ -191,6 +206,16 @@ PARTS: dict[str, Parts] = {
     ),
     "InternVLChatModel": Parts("language_model", ("", "extract_feature"), _TILES, _internvl_chat),
     "LlavaForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _llava),
+    "LlavaNextForConditionalGeneration": Parts(
+        "language_model",
+        ("vision_tower", "forward"),
+        _TILES,
+        _llava_next,
+        tower=towers.last_hidden_state,
+        restore=lambda features: (features,),
+    ),
+    "Llama4ForConditionalGeneration": Parts("language_model", ("vision_model", "forward"), _TILES, _llama4),
+    "Gemma3ForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _gemma3),
     "Qwen3VLForConditionalGeneration": _QWEN3_VL,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,

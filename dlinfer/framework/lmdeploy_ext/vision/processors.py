@@ -7,7 +7,6 @@ video part. The stand-in is never called, because a message with a video is refu
 
 import contextlib
 import functools
-import importlib.util
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -19,16 +18,12 @@ from dlinfer.errors import DlinferError, ModelFolderError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.errors import in_short
+from dlinfer.framework.lmdeploy_ext.faults.models.image_prompts import has_torchvision
 from dlinfer.framework.lmdeploy_ext.vision.transforms import with_transforms
 from dlinfer.framework.patching import Original, PatchSet, replaces
 
 _loading: ContextVar[bool] = ContextVar("dlinfer_loads_a_processor", default=False)
 _lock = threading.RLock()
-
-
-def has_torchvision() -> bool:
-    """Return whether torchvision is installed, by the same check as in transformers."""
-    return importlib.util.find_spec("torchvision") is not None
 
 
 @functools.cache

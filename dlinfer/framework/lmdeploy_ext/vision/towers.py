@@ -45,6 +45,14 @@ def windowed(
     return self.merger(x)[window_index.argsort()]
 
 
+def last_hidden_state(self: Any, pixel_values: Tensor, vision_feature_layer: int) -> Tensor:
+    """Run LLaVA-NeXT's encoder. Return the hidden states of one layer, [tiles, tokens, hidden].
+
+    self: LMDeploy's module. pixel_values: [tiles, 3, side, side].
+    """
+    return type(self).forward(self, pixel_values, vision_feature_layer=vision_feature_layer)[0]
+
+
 def stacked(
     self: Any,
     hidden_states: Tensor,

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from lmdeploy.messages import QuantPolicy
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
+from dlinfer.framework.lmdeploy_ext.faults.models import gemma3_vl, llama4
 from dlinfer.framework.lmdeploy_ext.layers.attention import (
     PagedAttention,
     VarlenAttention,
@@ -54,8 +56,12 @@ def test_last_slots_are_the_cache_slots_of_decoding(lengths, block_size):
     assert got.dtype is expected.dtype and torch.equal(got, expected)
 
 
-def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True):
-    """One sequence in float64: q [T, H, D] are the last positions of k, v [S, Hkv, D]."""
+def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True, images=(), chunk=0):
+    """One sequence in float64: q [T, H, D] are the last positions of k, v [S, Hkv, D].
+
+    images: (begin, end) of each, in positions; its queries see all of it. chunk: the tokens of a chunk of the text, out
+    of which no query sees; 0 for none.
+    """
     q, k, v = q.double(), k.double(), v.double()
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = torch.einsum("thd,shd->hts", q, k) / math.sqrt(q.shape[-1])
@@ -65,9 +71,18 @@ def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True
     if slopes is not None:
         scores = scores - slopes.double()[:, None, None] * distance.abs()
     if causal:
-        scores = scores.masked_fill(distance > 0, -torch.inf)
-    if window is not None:
+        later = distance > 0
+        first = k.shape[0] - q.shape[0]
+        for begin, end in images:
+            later[begin - first : end - first, begin:end] = False
+        scores = scores.masked_fill(later, -torch.inf)
+    if window is not None and images:
+        scores = scores.masked_fill(distance < -window, -torch.inf)
+    elif window is not None:
         scores = scores.masked_fill((distance < -window) | (distance > window), -torch.inf)
+    if chunk:
+        places = torch.arange(k.shape[0]) // chunk
+        scores = scores.masked_fill(places[None] != places[-q.shape[0] :, None], -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], -1)
     weights = scores.softmax(-1)[..., : k.shape[0]]
@@ -160,6 +175,51 @@ def test_paged_attention_passes_its_options_on(step, option):
     out = STEPS[step].run(layer, **given_at_run)
     # float32 against float64 over at most 37 keys
     torch.testing.assert_close(out.double(), STEPS[step].expected(**oracle), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("option", ["plain", "window of transformers", "soft-cap"])
+@pytest.mark.parametrize("old", [[0, 0, 0], [20, 0, 5]], ids=["prefill", "chunked prefill"])
+def test_tokens_of_an_image_see_all_of_it(option, old):
+    """Images at a step's begin and end, side by side, and longer than the window; a sequence without; and one token."""
+    new = [30, 3, 12]
+    images = [[(0, 12), (12, 17), (29, 30)], [], [(2, 12)]]
+    built, _, oracle = OPTIONS[option]
+    step = Step(new, old, decoding=False)
+    starts = [sum(new[:b]) for b in range(len(new))]
+    context = SimpleNamespace(
+        attn_metadata=step.metadata,
+        q_start_loc=torch.tensor(starts),
+        q_seqlens=torch.tensor(new),
+        kv_seqlens=torch.tensor(step.total),
+        input_multimodals=[
+            {"image": [SimpleNamespace(start=begin + first, end=end + first) for begin, end in own]}
+            for own, first in zip(images, old, strict=True)
+        ],
+    )
+    gemma3_vl.note_images(context)
+    out = step.run(PagedAttention.from_spec(paged_spec(**built)))
+    sequences = zip(step.query.split(new), step.keys, step.values, images, old, strict=True)
+    expected = torch.cat(
+        [
+            dense(q, k, v, **oracle, images=[(begin + first, end + first) for begin, end in own])
+            for q, k, v, own, first in sequences
+        ]
+    )
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [([70, 32, 1, 33], [0] * 4), ([5, 64, 33, 1], [30, 16, 31, 32]), ([1] * 5, [0, 31, 32, 63, 40])],
+    ids=["prefill", "chunked prefill", "decode"],
+)
+def test_attention_in_chunks_sees_no_other_chunk(new, old):
+    step = Step(new, old, decoding=new[0] == 1)
+    llama4.note_chunks(step.metadata, 2 * BLOCK)
+    layer: Any = PagedAttention.from_spec(paged_spec())
+    layer.is_chunked = True
+    expected = step.expected(chunk=2 * BLOCK)
+    torch.testing.assert_close(step.run(layer).double(), expected, atol=2e-5, rtol=2e-5)
 
 
 def test_the_cache_holds_the_new_tokens_afterwards():

@@ -39,7 +39,10 @@ SERVED_VISION = {
     "Qwen3VLMoeForConditionalGeneration": "text_config",
     "Qwen3_5ForConditionalGeneration": "text_config",
     "Qwen3_5MoeForConditionalGeneration": "text_config",
+    "Gemma3ForConditionalGeneration": "text_config",
+    "Llama4ForConditionalGeneration": "text_config",
     "LlavaForConditionalGeneration": "text_config",
+    "LlavaNextForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
@@ -50,6 +53,9 @@ _COMPARED_PACKED = {
     "Qwen3_5ForConditionalGeneration": ("awq",),
     "Qwen3_5MoeForConditionalGeneration": ("awq",),
     "Qwen3VLMoeForConditionalGeneration": (),
+    "Gemma3ForConditionalGeneration": (),
+    "Llama4ForConditionalGeneration": (),
+    "LlavaNextForConditionalGeneration": (),
 }
 """Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 

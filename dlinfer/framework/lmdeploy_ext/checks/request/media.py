@@ -7,6 +7,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import request_error
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.faults.models.image_prompts import has_torchvision
 from dlinfer.framework.patching import Original, replaces
 
 _IMAGES = ("image", "image_url", "image_data")
@@ -34,6 +35,13 @@ def check_one_image(messages: Iterable[Any], model: str) -> None:
         raise refuse(f"more than one image in a conversation with {model}", "send one image")
 
 
+def check_torchvision(messages: Iterable[Any], encoder: Any) -> None:
+    """Raise UnsupportedFeatureError if the messages hold images of Llama 4, and torchvision is missing."""
+    is_llama4 = type(getattr(encoder, "model", None)).__name__ == "LLama4VisionModel"
+    if is_llama4 and not has_torchvision() and any(kind in _IMAGES for kind in _kinds(messages)):
+        raise refuse("image input of Llama 4 without torchvision", "install torchvision, or send text")
+
+
 @replaces(
     "lmdeploy.serve.processors.multimodal:MultimodalProcessor._get_multimodal_prompt_input",
     why="passes videos to processors of images",
@@ -46,6 +54,7 @@ async def prompt_input(
 ) -> Any:
     try:
         check_messages(messages)
+        check_torchvision(messages, self.vl_encoder)
         model = _OF_ONE_IMAGE.get(type(getattr(self.vl_encoder, "model", None)).__name__)
         if model is not None:
             check_one_image(messages, model)

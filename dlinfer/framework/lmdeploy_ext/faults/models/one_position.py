@@ -28,13 +28,13 @@ def of_images(context: Any, closing: bool) -> Tensor:
     context: the step's StepContext. closing: whether the mask is true for the last token of an image too.
     """
     seen = torch.zeros(context.input_ids.shape[1], dtype=torch.bool)
-    for _, _, spans in _spans(context):
-        for begin, end in spans:
+    for _, _, images in spans(context):
+        for begin, end in images:
             seen[begin : end if closing else end - 1] = True
     return seen.to(context.input_ids.device)
 
 
-def _spans(context: Any) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+def spans(context: Any) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """Yield (start, history, spans) for each sequence of a step.
 
     start: index in the step of the sequence's first new token. history: number of the sequence's cached tokens.
@@ -58,12 +58,12 @@ def _update_model_metas(
     lengths = context.q_seqlens.tolist()
     before = context.model_metas or [None] * len(lengths)
     metas = []
-    for length, meta, (start, history, spans) in zip(lengths, before, _spans(context), strict=False):
+    for length, meta, (start, history, images) in zip(lengths, before, spans(context), strict=False):
         shared: dict[int, int] = dict(
             (meta or {}).get("images", {})
         )  # end of an image -> its patch tokens - 1
         positions[0, start : start + length] -= sum(n for end, n in shared.items() if end <= history)
-        for begin, end in spans:
+        for begin, end in images:
             pieces = end - begin - 2
             own = positions[0, begin : start + length]
             own[1 : pieces + 1] = own[1].clone()

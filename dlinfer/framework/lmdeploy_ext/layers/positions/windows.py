@@ -11,6 +11,9 @@ from torch import nn
 
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
+_CHUNKED = "llama4_text"
+"""Model type of Llama 4, whose layers of type "chunked_attention" see the text from the begin of a chunk."""
+
 # Model types with the window, if any, in every layer. Other types list the layers that have it.
 _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
 
@@ -29,7 +32,7 @@ def of_layers(config: Any) -> list[int | None] | None:
     """Return a list of each layer's window in keys, with None for a layer without a window.
 
     If LMDeploy gives all layers the right windows, return None instead of the list. config: the text model's. Raises
-    UnsupportedFeatureError for other layer types, such as Llama 4's chunked attention.
+    UnsupportedFeatureError for other layer types.
     """
     window = getattr(config, "sliding_window", None) or None
     if getattr(config, "model_type", "") in _ALL_LAYERS:
@@ -39,6 +42,8 @@ def of_layers(config: Any) -> list[int | None] | None:
         return None
     known = dict.fromkeys(("full_attention", "linear_attention", "indexed_attention"))
     known |= {"sliding_attention": window}
+    if getattr(config, "model_type", "") == _CHUNKED:
+        known["chunked_attention"] = None
     for name in types:
         if name not in known:
             raise refuse(f"layers of type {name!r}", "use another model")
@@ -52,8 +57,23 @@ def check(model_config: Any) -> None:
         model_config.sliding_window = -1
 
 
+def check_chunks(config: Any, block_size: int) -> None:
+    """Raise UnsupportedFeatureError unless chunks of Llama 4's attention are whole blocks of the cache.
+
+    config: the text model's.
+    """
+    size = (
+        getattr(config, "attention_chunk_size", None)
+        if getattr(config, "model_type", "") == _CHUNKED
+        else None
+    )
+    if size is not None and size % block_size:
+        feature = f"block_size={block_size} for attention in chunks of {size} tokens"
+        raise refuse(feature, f"use a block_size that divides {size}")
+
+
 def apply(model: nn.Module, config: Any) -> None:
-    """Give each attention layer of an LMDeploy model the window that transformers gives it.
+    """Give each attention layer of an LMDeploy model the window, or the chunks, that transformers gives it.
 
     config: the text model's. A layer's index is the number in its name. An attribute ``sliding_window`` of the module
     around the layer is set too (-1 for no window), because Gemma 3's module chooses its frequencies by that attribute.
@@ -61,6 +81,7 @@ def apply(model: nn.Module, config: Any) -> None:
     layers = of_layers(config)
     if layers is None:
         return
+    types = list(getattr(config, "layer_types", None) or ())
     for name, module in model.named_modules():
         implementation: Any = getattr(module, "impl", None)
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
@@ -68,6 +89,7 @@ def apply(model: nn.Module, config: Any) -> None:
             continue
         window = layers[number]
         implementation.sliding_window = as_pair(window)
+        implementation.is_chunked = types[number : number + 1] == ["chunked_attention"]
         owner: Any = model.get_submodule(name.rpartition(".")[0])
         if hasattr(owner, "sliding_window"):
             owner.sliding_window = -1 if window is None else window

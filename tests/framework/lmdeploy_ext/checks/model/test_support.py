@@ -13,6 +13,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import check_model_folder
 from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import FLOATS_ALONE
 from dlinfer.framework.lmdeploy_ext.checks.model.support import (
+    _COMPARED_PACKED,
     NOT_SERVED,
     SERVED_VISION,
     check_support,
@@ -53,7 +54,6 @@ SERVED = {
     "Qwen3NextForCausalLM",
 }
 VISION = {
-    "Gemma3ForConditionalGeneration",
     "InternS1ForConditionalGeneration",
     "InternS1ProForConditionalGeneration",
     "InternS1_1_ForConditionalGeneration",
@@ -63,8 +63,6 @@ VISION = {
     "InternS2PreviewForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
-    "Llama4ForConditionalGeneration",
-    "LlavaNextForConditionalGeneration",
     "MiniCPMV",
     "Phi3VForCausalLM",
     "Qwen3OmniMoeForConditionalGeneration",
@@ -118,8 +116,8 @@ def test_qwen3_5_is_served_in_awq_alone(name: str):
         check_support(config | {"quantization_config": {"quant_method": "fp8"}})
 
 
-def test_a_quantised_qwen3_vl_moe_is_refused():
-    name = "Qwen3VLMoeForConditionalGeneration"
+@pytest.mark.parametrize("name", sorted(name for name, methods in _COMPARED_PACKED.items() if not methods))
+def test_quantised_models_that_were_never_compared_are_refused(name: str):
     with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised as awq were never compared"):
         check_support({"architectures": [name], "text_config": {"quantization_config": AWQ}})
 

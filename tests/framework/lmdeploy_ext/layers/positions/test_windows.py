@@ -102,3 +102,24 @@ def test_layers_of_another_kind_are_refused():
     config = SimpleNamespace(layer_types=["chunked_attention"], num_hidden_layers=1)
     with pytest.raises(UnsupportedFeatureError, match="chunked_attention"):
         windows.of_layers(config)
+
+
+def test_layers_of_llama4_are_chunked_by_their_types():
+    types = ["chunked_attention", "full_attention"]
+    config = SimpleNamespace(model_type="llama4_text", layer_types=types, attention_chunk_size=64)
+    assert windows.of_layers(config) == [None, None]
+    model = Model(None)
+    windows.apply(model, config)
+    assert [layer.attn_fwd.impl.is_chunked for layer in model.layers[:2]] == [True, False]
+
+
+@pytest.mark.parametrize(("size", "block", "is_served"), [(64, 64, True), (64, 128, False), (96, 64, False)])
+def test_chunks_are_whole_blocks(size: int, block: int, is_served: bool):
+    config = SimpleNamespace(model_type="llama4_text", attention_chunk_size=size)
+    if is_served:
+        windows.check_chunks(config, block)
+        return
+    with pytest.raises(
+        UnsupportedFeatureError, match=rf"block_size={block}.*use a block_size that divides {size}"
+    ):
+        windows.check_chunks(config, block)
