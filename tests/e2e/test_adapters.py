@@ -36,6 +36,19 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     "qwen2_vl": DENSE,
     "qwen2_5_vl": SPARSE,
 }
+# Ranks and alphas that differ between layers, too.
+PATTERNS: dict[str, list[Any]] = {
+    "wide": [ATTENTION + MLP, 4, 4, {"use_rslora": True}],
+    "narrow": [
+        ["q_proj", "v_proj", "down_proj"],
+        8,
+        4,
+        {
+            "rank_pattern": {"layers.0.self_attn.q_proj": 2, "v_proj": 5},
+            "alpha_pattern": {r"layers\.1\..*": 10, "down_proj": 1},
+        },
+    ],
+}
 PROMPTS = [[5, 6, 7, 8], [9], list(range(20, 110)), [100, 200, 300]]
 NEW = 20
 WHO = ["", "wide", "narrow"]
@@ -52,15 +65,16 @@ class Case:
 
 
 @contextmanager
-def made(lab: Lab, family: str) -> Iterator[Case]:
-    model = lab.model(family)
+def made(lab: Lab, family: str, adapters: dict[str, list[Any]] | None = None) -> Iterator[Case]:
+    """A case. adapters: name -> what ``peft_job`` takes; None for those of ``FAMILIES``."""
+    model, adapters = lab.model(family), adapters or FAMILIES[family]
     with tempfile.TemporaryDirectory(prefix="dlinfer-adapters-") as temp:
-        job = {"model": str(model), "out": temp, "adapters": FAMILIES[family], "prompts": PROMPTS, "new": NEW}
+        job = {"model": str(model), "out": temp, "adapters": adapters, "prompts": PROMPTS, "new": NEW}
         alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         job |= {"never": STOP_IDS, "vision": family in VISION}
         lab.ask("tests.e2e.peft_job", job, 600, alone)
         said = json.loads(Path(temp, "said.json").read_text())
-        yield Case(model, Path(temp), {name: str(Path(temp, name)) for name in FAMILIES[family]}, said)
+        yield Case(model, Path(temp), {name: str(Path(temp, name)) for name in adapters}, said)
 
 
 def step(name: str = "mixed") -> dict[str, Any]:
@@ -99,6 +113,14 @@ def test_a_mixed_batch_says_what_peft_says(family: str, lab: Lab):
 def test_graphs_of_a_mixed_batch_say_what_peft_says(lab: Lab):
     with made(lab, "llama") as case:
         check_graphs(lab.engine(case.model, [step()], dtype="float32", adapters=case.adapters), case)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_ranks_and_scalings_of_patterns(eager: bool, lab: Lab):
+    with made(lab, "llama", PATTERNS) as case:
+        options: dict[str, Any] = {"dtype": "float32", "adapters": case.adapters}
+        run = lab.engine(case.model, [step()], eager_mode=eager, **options)
+        check(run, case)
 
 
 def check_graphs(run: EngineRun, case: Case, outcome: str = "") -> None:

@@ -64,12 +64,20 @@ class PhimoeForCausalLM(LlamaForCausalLM):
 
 CONFIGS = {
     "DoRA": ({"use_dora": True}, "use_dora=True"),
-    "rank-stabilised": ({"use_rslora": True}, "use_rslora=True"),
     "whole modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
     "biases": ({"bias": "all"}, "bias='all'"),
     "biases of B": ({"lora_bias": True}, "lora_bias=True"),
-    "ranks of their own": ({"rank_pattern": {"gate_proj": 1}}, "rank_pattern="),
-    "alphas of their own": ({"alpha_pattern": {"gate_proj": 1}}, "alpha_pattern="),
+    "another rank by a pattern": ({"rank_pattern": {"gate_proj": 1}}, "do not have rank 1"),
+    "no rank by a pattern": ({"rank_pattern": {"gate_proj": 0}}, "r=0"),
+    "an alpha that is no number": (
+        {"alpha_pattern": {"gate_proj": "1"}},
+        "lora_alpha='1' for model.layers.0",
+    ),
+    "a list of patterns": ({"rank_pattern": ["gate_proj"]}, "rank_pattern=['gate_proj'], not an object"),
+    "a pattern that is none": (
+        {"alpha_pattern": {"gate_(": 1}},
+        "alpha_pattern={'gate_(': 1}, not an object",
+    ),
     "some layers": ({"layers_to_transform": [0]}, "layers_to_transform=[0]"),
     "not LoRA": ({"peft_type": "IA3"}, "peft_type='IA3'"),
     "a pattern": ({"target_modules": r".*_proj"}, "is a pattern"),
@@ -176,7 +184,7 @@ MISFITS = {
     "other sizes": (
         wide(),
         {},
-        "A of size (3, 9) and B of size (6, 3), but in the model it has 8 inputs and 6 outputs",
+        "A with 9 inputs and B with 6 outputs, but in the model it has 8 inputs and 6 outputs",
     ),
     "unknown": (None, {"target_modules": ["gate_proj", "down_proj", "c_attn"]}, "no module named 'c_attn'"),
     "the head": (
@@ -202,12 +210,11 @@ def test_an_adapter_of_another_model(name, tmp_path):
 
 
 def test_two_spellings_of_one_module(tmp_path):
-    """LMDeploy gives each its own layer under one name, and the second takes the place of the first."""
     first = write(tmp_path / "a")
-    second = write(tmp_path / "b", target_modules=["mlp.gate_proj", "down_proj"])
-    adapters.check_model(LlamaForCausalLM(), {"a": second})
-    with pytest.raises(AdapterFolderError, match=r"'mlp\.gate_proj', but 'gate_proj' is already used"):
-        adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+    second = write(
+        tmp_path / "b", target_modules=["mlp.gate_proj", "layers.0.mlp.down_proj", "1.mlp.down_proj"]
+    )
+    adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 
 @pytest.mark.parametrize("kind", ["quant_dtype", "fp8_dtype"])
@@ -225,6 +232,53 @@ def test_ranks_that_round_their_part_of_an_input(kind, tmp_path):
 def test_a_class_whose_tokens_were_not_compared(tmp_path):
     with pytest.raises(UnsupportedFeatureError, match="a LoRA adapter on PhimoeForCausalLM"):
         adapters.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})
+
+
+# --- ranks and scalings
+
+
+class Deep(nn.Module):
+    """Two layers of two modules, with the paths of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for layer in self.model.layers:
+            layer.q_proj = nn.Linear(8, 6, bias=False)
+            layer.o_proj = nn.Linear(6, 8, bias=False)
+
+
+PATTERNS = {
+    "neither": {},
+    "by name": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"o_proj": 3}},
+    "by path": {"rank_pattern": {"model.layers.1.q_proj": 7}, "alpha_pattern": {"layers.0.o_proj": 0.5}},
+    "by expression": {
+        "rank_pattern": {r"layers\.\d\.q.*": 1, "q_proj": 5},
+        "alpha_pattern": {".*[01].o_proj": 9},
+    },
+    "part of a name": {"rank_pattern": {"proj": 2, "_proj": 3}, "alpha_pattern": {"q": 3}},
+    "from the start": {
+        "rank_pattern": {r"^model.layers.0.o_proj": 6},
+        "alpha_pattern": {r"^layers.0.o_proj": 6},
+    },
+}
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_ranks_and_scalings_are_those_of_peft(name, use_rslora, tmp_path):
+    peft = pytest.importorskip("peft")
+    options = {"target_modules": ["q_proj", "o_proj"], "use_rslora": use_rslora} | PATTERNS[name]
+    model = peft.get_peft_model(Deep(), peft.LoraConfig(r=4, lora_alpha=6, **options))
+    model.save_pretrained(tmp_path)
+    layers = adapters.Adapter("one", str(tmp_path)).layers()
+    loaded = peft.PeftModel.from_pretrained(Deep(), tmp_path).base_model.model
+    assert len(layers) == 4
+    for path, layer in layers.items():
+        module = loaded.get_submodule(path)
+        sizes = module.r["default"], module.scaling["default"], module.in_features, module.out_features
+        assert (layer.rank, layer.scaling, layer.inputs, layer.outputs) == sizes
 
 
 # --- how an adapter was initialised: PEFT changes the model's own weights for some as it loads them
