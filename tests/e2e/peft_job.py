@@ -3,8 +3,8 @@
 A job is ``{"model": FOLDER, "out": FOLDER, "adapters": {NAME: [TARGETS, RANK, ALPHA, OPTIONS]}, "prompts": [...],
 "new": N, "never": [...], "vision": whether the model takes images}``. OPTIONS, which may be left out, are more keywords
 of ``LoraConfig``. The adapters go to ``out/NAME``, as PEFT saves them, with weights that change what is said.
-``out/said.json`` maps each name, and "" for the model alone, to the greedy tokens of each prompt; those of ``never`` are
-not chosen.
+``out/said.json`` maps each name, and "" for the model alone, to the greedy tokens of each prompt; those of ``never``
+are not chosen.
 """
 
 import json
