@@ -276,6 +276,13 @@ class AdapterFolderError(DlinferError, ValueError):
     next_step = "{advice}"
 
 
+class AdapterChangeError(DlinferError, ValueError):
+    """A running engine cannot load or unload a LoRA adapter. change: "load" or "unload"."""
+
+    message = "cannot {change} the LoRA adapter {name!r}: {detail}."
+    next_step = "{advice}"
+
+
 class GenerationOptionError(DlinferError, ValueError):
     """A generation option has a value that cannot be served."""
 

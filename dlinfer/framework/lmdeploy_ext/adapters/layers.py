@@ -1,20 +1,49 @@
 """Builds the LoRA layers of a model, and loads adapters into them.
 
 Each layer concatenates A of all adapters, and B.T of all adapters. An adapter has as many rows in a layer as its rank
-there. LMDeploy gives an adapter the same rank and scaling in all layers of one name.
+there. If rows are reserved for adapters that are loaded later, every layer has the same number of rows, and an adapter
+the same block of rows in all layers. The block is as long as the adapter's highest rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dlinfer.framework.lmdeploy_ext.checks.model.adapters import Adapter, Layer, LoraModule, lora_modules
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.checks.model.adapters import (
+    Adapter,
+    Layer,
+    LoraModule,
+    lora_modules,
+)
+from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.patching import Original, replaces
 
 _NONE = Layer(rank=0, scaling=1.0, inputs=0, outputs=0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """An adapter's number in the LoRA layers, and its block of rows if the layers reserve rows."""
+
+    number: int
+    start: int
+    rows: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.rows
+
+
+def places(adapters: Mapping[str, str]) -> list[Place]:
+    """Return the places of the adapters given at start, in the order of their names. adapters: name -> folder."""
+    found: list[Place] = []
+    for number, name in enumerate(sorted(adapters), 1):
+        start = found[-1].end if found else 0
+        found.append(Place(number, start, Adapter(name, adapters[name]).rows()))
+    return found
 
 
 @replaces(
@@ -33,13 +62,16 @@ def add_adapters(
     model = model.get_model() if hasattr(model, "get_model") else model
     ordered = [Adapter(name, adapters[name]) for name in sorted(adapters)]  # LMDeploy numbers them so, from 1
     parts = [adapter.layers_of(model) for adapter in ordered]
+    reserved = devices.reserved_rows(activation.active())
     with torch.inference_mode():
         for path, module in lora_modules(model).items():
-            layers = [_NONE, *(part.get(path, _NONE) for part in parts)]
-            if any(layer.rank for layer in layers):
+            layers = [_NONE, *(part.get(path, _NONE) for part in parts), *[_NONE] * reserved]
+            if reserved:
+                _reserve(_add_layer(model, path, module, layers, dtype, device), places(adapters), reserved)
+            elif any(layer.rank for layer in layers):
                 _add_layer(model, path, module, layers, dtype, device)
         for number, adapter in enumerate(ordered, 1):
-            load(model, adapter, number)
+            _copy(model, number, adapter.weights_of(model))
 
 
 def _add_layer(
@@ -49,15 +81,15 @@ def _add_layer(
     layers: Sequence[Layer],
     dtype: torch.dtype,
     device: torch.device | None,
-) -> None:
-    """Add the LoRA layer of one module. layers: the part of each adapter, by the adapters' numbers."""
+) -> Any:
+    """Add the LoRA layer of one module, and return it. layers: the part of each adapter, by the adapters' numbers."""
     from lmdeploy.pytorch.nn.linear import LoRA
 
     linear, columns = module.linear, module.columns()
     ranks = torch.tensor([layer.rank for layer in layers], device=device)
     outputs = columns.stop - columns.start
     rows = int(ranks.sum())
-    linear.lora_adapters[path.rpartition(".")[2]] = LoRA(
+    lora = LoRA(
         linear.in_features,
         outputs,
         ranks=ranks,
@@ -70,12 +102,57 @@ def _add_layer(
         is_tp=linear.is_tp,
         lora_b_spliter=None if module.part is not None else getattr(linear, "weight_spliter_lora_b", None),
     )
+    linear.lora_adapters[_name(path)] = lora
+    return lora
 
 
-def load(model: nn.Module, adapter: Adapter, number: int) -> None:
-    """Copy an adapter's weights into the rows that the model's LoRA layers have for adapter ``number``."""
+def _reserve(lora: Any, taken: Sequence[Place], reserved: int) -> None:
+    """Give a LoRA layer the blocks of rows that all layers have. taken: the places of the adapters given at start."""
+    starts = [0, *(place.start for place in taken), *[0] * reserved]
+    lora.adapter_info.rank_offsets.copy_(torch.tensor(starts))
+    rows = (taken[-1].end if taken else 0) + reserved
+    for weight in (lora.lora_A, lora.lora_B):
+        # Written, so that the memory is used before LMDeploy gives what is free to the KV cache.
+        weight.data = weight.new_empty(rows, weight.shape[1]).zero_()
+
+
+def move(model: nn.Module, moves: Sequence[tuple[Place, Place]]) -> None:
+    """Move adapters' rows in all LoRA layers of a model. No step may run meanwhile.
+
+    moves: (old place, new place), in the order of the rows. No new place lies behind the old one.
+    """
+    for path, module in lora_modules(model).items():
+        lora = module.linear.lora_adapters[_name(path)]
+        for old, new in moves:
+            if old != new:
+                for weight in (lora.lora_A.data, lora.lora_B.data):
+                    weight[new.start : new.end] = weight[old.start : old.end].clone()
+                lora.adapter_info.rank_offsets[new.number] = new.start
+
+
+def write(
+    model: nn.Module, place: Place, parts: Mapping[str, Layer], weights: Iterable[tuple[str, str, Tensor]]
+) -> None:
+    """Put an adapter into the reserved rows of all LoRA layers of a model. No step may run meanwhile.
+
+    parts: path -> the adapter's part in a module; in other modules it has rank 0. weights: (path, "A" or "B", tensor).
+    """
+    for path, module in lora_modules(model).items():
+        info, layer = module.linear.lora_adapters[_name(path)].adapter_info, parts.get(path, _NONE)
+        info.ranks[place.number] = layer.rank
+        info.rank_offsets[place.number] = place.start
+        info.scalings[place.number] = layer.scaling
+    _copy(model, place.number, weights)
+
+
+def _copy(model: nn.Module, number: int, weights: Iterable[tuple[str, str, Tensor]]) -> None:
+    """Copy an adapter's weights into the rows of adapter ``number``."""
     modules = lora_modules(model)
-    for path, side, weight in adapter.weights_of(model):
-        lora = modules[path].linear.lora_adapters[path.rpartition(".")[2]]
-        weight_loader, parameter = getattr(lora, f"weight_loader_{side}"), getattr(lora, f"lora_{side}")
-        weight_loader(parameter, weight, number)
+    for path, side, weight in weights:
+        lora = modules[path].linear.lora_adapters[_name(path)]
+        getattr(lora, f"weight_loader_{side}")(getattr(lora, f"lora_{side}"), weight, number)
+
+
+def _name(path: str) -> str:
+    """Return the name of a module's LoRA layer in LMDeploy's layer."""
+    return path.rpartition(".")[2]

@@ -19,7 +19,7 @@ import torch
 from dlinfer.errors import AdapterFolderError
 from dlinfer.framework.lmdeploy_ext.checks.folder.model_folder import looks_like_path, names_in
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
-from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.device import activation, devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.errors import in_short
 from dlinfer.framework.patching import Original, replaces
@@ -59,6 +59,7 @@ SERVED = _NAMED.keys() | {
 _MERGED = {"Phi3ForCausalLM"}
 """LMDeploy's model classes whose merged layers are merged in transformers, too."""
 
+_UNSET = "unset DLINFER_CPU_ADAPTER_ROWS"
 _OTHER = "use an adapter that was trained for this model"
 
 _asked: ContextVar[Mapping[str, str] | None] = ContextVar("adapters", default=None)
@@ -181,6 +182,10 @@ class Adapter:
             ) from None
         return config.get(key)
 
+    def rows(self) -> int:
+        """Return the adapter's highest rank in a module."""
+        return max(layer.rank for layer in self.layers().values())
+
     def layers_of(self, model: torch.nn.Module) -> dict[str, Layer]:
         """Return ``layers()`` by the modules' paths in LMDeploy's model."""
         return {_path(model, module): layer for module, layer in self.layers().items()}
@@ -265,6 +270,21 @@ class Adapter:
             raise self.fault(f"{path.name} is truncated or corrupt ({in_short(error)})") from None
 
 
+def check_engine_config(config: Any) -> None:
+    """Raise an error if an adapter's folder cannot be served, or if rows are reserved together with tp > 1.
+
+    If rows are reserved, the configuration gets an empty dict of adapters instead of None, because LMDeploy builds no
+    LoRA layers for None. config: a PytorchEngineConfig.
+    """
+    check_folders(config.adapters)
+    if devices.reserved_rows(config.device_type):
+        if config.tp != 1:
+            raise refuse(
+                f"tp={config.tp} with DLINFER_CPU_ADAPTER_ROWS", "use tp=1, or unset it", config.device_type
+            )
+        config.adapters = config.adapters or {}
+
+
 def check_folders(folders: Mapping[str, str] | None) -> None:
     """Raise AdapterFolderError for the first adapter that cannot be served on any model.
 
@@ -285,7 +305,7 @@ def check_model(model: torch.nn.Module, adapters: Mapping[str, str]) -> None:
     """
     served = type(model).__name__
     if served not in SERVED:
-        advice = "merge the adapter into the model (PEFT's merge_and_unload)"
+        advice = "merge the adapter into the model (PEFT's merge_and_unload)" if adapters else _UNSET
         raise refuse(f"a LoRA adapter on {served}", advice)
     # In W8A8 ranks would quantise their part of an input alone, unlike without adapters. FP8 was never compared.
     splits = (layer for layer in model.modules() if getattr(layer, "tp", 1) > 1)
@@ -330,7 +350,8 @@ def check_asked(model: Any) -> None:
 
     This raises the errors of ``check_folders`` and ``check_model``.
     """
-    if adapters := _asked.get():
+    adapters = _asked.get()
+    if adapters or (adapters is not None and devices.reserved_rows(activation.active())):
         check_folders(adapters)  # adapters from a hub are downloaded by now
         check_model(model, adapters)
 
