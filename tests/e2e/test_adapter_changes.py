@@ -60,7 +60,7 @@ def test_adapters_that_come_and_go(eager: bool, lab: Lab) -> None:
             ask("three", "", "second", "long"),
             load("no room", "more", second),
             load("nowhere", "more", str(case.folder / "nowhere")),
-            load("in a gap", "first", third),  # the seven free rows lie apart
+            load("in the rest", "first", third),
             ask("all", "", "first", "second", "long"),
         ]
         options = {"dtype": "float32", "enable_prefix_caching": True, "adapters": {"first": first}}
@@ -76,7 +76,7 @@ def test_adapters_that_come_and_go(eager: bool, lab: Lab) -> None:
     }
     expect(run, "three", case, "", "third", "second")
     expect(run, "all", case, "", "third", "third", "second")
-    assert run["load"] == run["gone"] == run["room of another"] == run["in a gap"] == ""
+    assert run["load"] == run["gone"] == run["room of another"] == run["in the rest"] == ""
     assert "cannot load the LoRA adapter 'second': an adapter of this name is loaded" in run["twice"]
     assert "cannot unload the LoRA adapter 'first': no adapter has this name" in run["gone again"]
     assert "its rank is 8, and 7 reserved rows are free" in run["no room"]
