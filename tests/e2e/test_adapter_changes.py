@@ -39,8 +39,9 @@ def expect(run: EngineRun, name: str, case: Case, *who: str) -> None:
     assert run.tokens(name) == wanted, name
 
 
-@pytest.mark.parametrize("eager", [True, False])
-def test_adapters_that_come_and_go(eager: bool, lab: Lab) -> None:
+@pytest.mark.parametrize("mode", ["eager", "graphs", pytest.param("openvino", marks=pytest.mark.full)])
+def test_adapters_that_come_and_go(mode: str, lab: Lab) -> None:
+    environment = ROWS | ({"DLINFER_ENGINE": "openvino"} if mode == "openvino" else {})
     with test_adapters.made(lab, "llama", ADAPTERS) as case:
         first, second, third = (case.adapters[name] for name in ADAPTERS)
         replace = [["second", None], ["second", third]]
@@ -64,7 +65,7 @@ def test_adapters_that_come_and_go(eager: bool, lab: Lab) -> None:
             ask("all", "", "first", "second", "long"),
         ]
         options = {"dtype": "float32", "enable_prefix_caching": True, "adapters": {"first": first}}
-        run = lab.engine(case.model, steps, eager_mode=eager, environment=ROWS, **options)
+        run = lab.engine(case.model, steps, eager_mode=mode == "eager", environment=environment, **options)
     expect(run, "one", case, "", "first")
     for name in ("two", "again", "meanwhile"):
         expect(run, name, case, "", "first", "second")
@@ -81,6 +82,6 @@ def test_adapters_that_come_and_go(eager: bool, lab: Lab) -> None:
     assert "cannot unload the LoRA adapter 'first': no adapter has this name" in run["gone again"]
     assert "its rank is 8, and 7 reserved rows are free" in run["no room"]
     assert "there is no such folder" in run["nowhere"]
-    if not eager:
+    if mode != "eager":
         assert run["graphs"]["late"] == 0
         assert {found for _, found, _ in run["graphs"]["phases"]} <= {"compiled", "loaded"}
