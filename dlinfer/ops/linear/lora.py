@@ -61,7 +61,7 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
     Raises OpArgumentError if an id, or the rows of such an adapter, are out of range. The check reads the values, so
     only kernels call it; fake tensors have no values.
     """
-    present = sorted({adapter for adapter in adapter_ids.tolist() if adapter >= 0})
+    present = sorted({adapter for adapter in ints(adapter_ids) if adapter >= 0})
     if present:
         lora_linear.rules.require(
             present[-1] < len(starts), "adapter_ids", lambda: f"ids below {len(starts)}", lambda: present[-1]

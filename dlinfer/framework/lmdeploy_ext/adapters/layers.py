@@ -39,11 +39,11 @@ class Place:
 
 def places(adapters: Mapping[str, str]) -> list[Place]:
     """Return the places of the adapters given at start, in the order of their names. adapters: name -> folder."""
-    found: list[Place] = []
+    blocks: list[Place] = []
     for number, name in enumerate(sorted(adapters), 1):
-        start = found[-1].end if found else 0
-        found.append(Place(number, start, Adapter(name, adapters[name]).rows()))
-    return found
+        start = blocks[-1].end if blocks else 0
+        blocks.append(Place(number, start, Adapter(name, adapters[name]).rows()))
+    return blocks
 
 
 @replaces(

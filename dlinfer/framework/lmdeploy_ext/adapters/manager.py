@@ -149,7 +149,9 @@ async def _load(engine: Any, manager: AdapterManager, name: str, folder: str) ->
         layers.write(model, place, parts, weights)
         return place
 
-    place = await steps_of(agent).between_steps(write)
+    steps = steps_of(agent)
+    assert steps is not None, "rows are reserved only on the host, which computes synchronously"
+    place = await steps.between_steps(write)
     manager.add(name, manager.new_key(name), place)
     engine.engine_config.adapters[name] = folder
 
