@@ -255,10 +255,7 @@ class DeviceWithoutVendorError(DlinferError, RuntimeError):
 class DeviceUnknownError(DlinferError, RuntimeError):
     """A serving framework was asked for a device that no installed vendor describes."""
 
-    message = (
-        "no installed vendor describes device {device!r} (memory, streams, ...) to serving frameworks. Installed "
-        "vendors: {vendors}."
-    )
+    message = "no installed vendor describes device {device!r} to serving frameworks. Installed: {vendors}."
     next_step = "install or repair the vendor's package; `dlinfer doctor` shows why it is not available."
 
 
@@ -270,17 +267,15 @@ class ModelFolderError(DlinferError, ValueError):
 
 
 class AdapterFolderError(DlinferError, ValueError):
-    """A LoRA adapter cannot be served. It is missing, corrupt, for another model, or an extended LoRA such as DoRA."""
+    """A LoRA adapter cannot be served. It is missing, corrupt, for another model, or an extended LoRA."""
 
     message = "the LoRA adapter {name!r} ({path}) cannot be served: {detail}."
-    next_step = "{advice}"
 
 
 class AdapterChangeError(DlinferError, ValueError):
     """A running engine cannot load or unload a LoRA adapter. change: "load" or "unload"."""
 
     message = "cannot {change} the LoRA adapter {name!r}: {detail}."
-    next_step = "{advice}"
 
 
 class GenerationOptionError(DlinferError, ValueError):

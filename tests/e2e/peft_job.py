@@ -31,7 +31,9 @@ def make(job: dict[str, Any], name: str) -> None:
     model = get_peft_model(load(job), LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **more))
     torch.manual_seed(rank)
     for key, weight in model.named_parameters():
-        if "lora_" in key:
+        if "lora_magnitude" in key:
+            weight.mul_(1 + 0.3 * torch.randn_like(weight))
+        elif "lora_" in key:
             weight.copy_(torch.randn_like(weight) * 0.3)
     model.save_pretrained(str(Path(job["out"], name)))
 

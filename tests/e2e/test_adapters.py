@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,12 @@ PATTERNS: dict[str, list[Any]] = {
         },
     ],
 }
+# On qwen2, whose q, k and v have biases.
+DORA: dict[str, list[Any]] = {
+    "wide": [ATTENTION + MLP, 4, 4, {"use_dora": True}],
+    "narrow": [["q_proj", "down_proj"], 8, 4, {"use_dora": True, "use_rslora": True}],
+    "plain": [["q_proj", "o_proj"], 4, 8],
+}
 PROMPTS = [[5, 6, 7, 8], [9], list(range(20, 110)), [100, 200, 300]]
 NEW = 20
 WHO = ["", "wide", "narrow"]
@@ -77,19 +83,19 @@ def made(lab: Lab, family: str, adapters: dict[str, list[Any]] | None = None) ->
         yield Case(model, Path(temp), {name: str(Path(temp, name)) for name in adapters}, said)
 
 
-def step(name: str = "mixed") -> dict[str, Any]:
+def step(name: str = "mixed", who: Sequence[str] = WHO) -> dict[str, Any]:
     """Every prompt by every adapter and by none, all at once."""
     return {
         "name": name,
         "kind": "token_ids_of",
-        "prompts": [prompt for prompt in PROMPTS for _ in WHO],
-        "adapters": [who or None for _ in PROMPTS for who in WHO],
+        "prompts": [prompt for prompt in PROMPTS for _ in who],
+        "adapters": [each or None for _ in PROMPTS for each in who],
         "gen": {"max_new_tokens": NEW, "ignore_eos": True},
     }
 
 
 def expected(case: Case) -> list[list[int]]:
-    return [case.said[who][number] for number in range(len(PROMPTS)) for who in WHO]
+    return [case.said[who][number] for number in range(len(PROMPTS)) for who in ("", *case.adapters)]
 
 
 def check(run: EngineRun, case: Case, name: str = "mixed") -> None:
@@ -121,6 +127,13 @@ def test_ranks_and_scalings_of_patterns(eager: bool, lab: Lab):
         options: dict[str, Any] = {"dtype": "float32", "adapters": case.adapters}
         run = lab.engine(case.model, [step()], eager_mode=eager, **options)
         check(run, case)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_magnitudes_of_dora(eager: bool, lab: Lab):
+    with made(lab, "qwen2", DORA) as case:
+        options: dict[str, Any] = {"dtype": "float32", "adapters": case.adapters}
+        check(lab.engine(case.model, [step(who=("", *DORA))], eager_mode=eager, **options), case)
 
 
 def check_graphs(run: EngineRun, case: Case, outcome: str = "") -> None:

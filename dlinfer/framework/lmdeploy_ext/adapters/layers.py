@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.checks.model.adapters import (
+    MAGNITUDES,
     Adapter,
     Layer,
     LoraModule,
@@ -71,7 +72,8 @@ def add_adapters(
             elif any(layer.rank for layer in layers):
                 _add_layer(model, path, module, layers, dtype, device)
         for number, adapter in enumerate(ordered, 1):
-            _copy(model, number, adapter.weights_of(model))
+            magnitudes = _copy(model, number, adapter.weights_of(model))
+            _rescale(model, number, magnitudes)
 
 
 def _add_layer(
@@ -103,6 +105,12 @@ def _add_layer(
         lora_b_spliter=None if module.part is not None else getattr(linear, "weight_spliter_lora_b", None),
     )
     linear.lora_adapters[_name(path)] = lora
+    if any(layer.is_dora for layer in layers):
+        # Buffers, because the identity of a stored graph has all buffers of a model.
+        lora.register_buffer("gains", torch.zeros(len(layers), outputs, device=device))
+        bias = getattr(linear, "bias", None)
+        lora.register_buffer("base_bias", None if bias is None else bias[columns].clone())
+        lora.adapter_info.gains, lora.adapter_info.base_bias = lora.gains, lora.base_bias
     return lora
 
 
@@ -142,15 +150,43 @@ def write(
         info.ranks[place.number] = layer.rank
         info.rank_offsets[place.number] = place.start
         info.scalings[place.number] = layer.scaling
+        if (gains := getattr(info, "gains", None)) is not None:
+            gains[place.number] = 0  # the number may have been that of a DoRA adapter
     _copy(model, place.number, weights)
 
 
-def _copy(model: nn.Module, number: int, weights: Iterable[tuple[str, str, Tensor]]) -> None:
-    """Copy an adapter's weights into the rows of adapter ``number``."""
+def _copy(model: nn.Module, number: int, weights: Iterable[tuple[str, str, Tensor]]) -> dict[str, Tensor]:
+    """Copy A and B of an adapter into the rows of adapter ``number``. Return DoRA's magnitudes: path -> tensor."""
     modules = lora_modules(model)
+    magnitudes: dict[str, Tensor] = {}
     for path, side, weight in weights:
         lora = modules[path].linear.lora_adapters[_name(path)]
-        getattr(lora, f"weight_loader_{side}")(getattr(lora, f"lora_{side}"), weight, number)
+        if side == MAGNITUDES:
+            magnitudes[path] = weight
+        else:
+            getattr(lora, f"weight_loader_{side}")(getattr(lora, f"lora_{side}"), weight, number)
+    return magnitudes
+
+
+def _rescale(model: nn.Module, number: int, magnitudes: Mapping[str, Tensor]) -> None:
+    """Apply DoRA's magnitudes to the rows of adapter ``number``, and set its gains.
+
+    DoRA scales row i of W + scaling * B @ A to the length magnitudes[i]. The factors also scale B here. LoRA layers
+    multiply the base model's result by the gain, factor - 1, and add that.
+    """
+    modules = lora_modules(model)
+    for path, magnitude in magnitudes.items():
+        module = modules[path]
+        lora = module.linear.lora_adapters[_name(path)]
+        start, rank = (
+            int(tensor[number]) for tensor in (lora.adapter_info.rank_offsets, lora.adapter_info.ranks)
+        )
+        a, b = (weight.data[start : start + rank] for weight in (lora.lora_A, lora.lora_B))
+        weight = module.linear.get_unquantized_weight(torch.float32)[module.columns()]
+        added = float(lora.adapter_info.scalings[number]) * (b.float().T @ a.float())
+        factors = magnitude.float() / torch.linalg.vector_norm(weight + added, dim=1)
+        b.mul_(factors)
+        lora.gains[number] = factors - 1
 
 
 def _name(path: str) -> str:

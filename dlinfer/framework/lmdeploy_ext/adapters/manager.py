@@ -140,6 +140,10 @@ async def _load(engine: Any, manager: AdapterManager, name: str, folder: str) ->
             advice="unload adapters, wait until their requests have ended, or raise DLINFER_CPU_ADAPTER_ROWS",
         )
     parts = adapter.layers_of(model)
+    if any(part.is_dora for part in parts.values()):
+        raise adapter.fault(
+            "it uses DoRA, and such adapters are loaded at start only", "give it to --adapters"
+        )
     weights = await asyncio.to_thread(lambda: list(adapter.weights_of(model)))
 
     def write() -> layers.Place:

@@ -38,7 +38,10 @@ class LlamaForCausalLM(nn.Module):
 
 
 def save(folder: Path, seed: int, ranks: dict[str, int], **config: Any) -> str:
-    """Save an adapter with random weights. ranks: end of a module's path -> rank; the first is the configured one."""
+    """Save an adapter with random weights. ranks: end of a module's path -> rank; the first is the configured one.
+
+    With ``use_dora`` among the options it has magnitudes, too.
+    """
     folder.mkdir()
     names = list(ranks)
     plain = {"peft_type": "LORA", "r": ranks[names[0]], "lora_alpha": 6, "target_modules": names}
@@ -53,6 +56,8 @@ def save(folder: Path, seed: int, ranks: dict[str, int], **config: Any) -> str:
                 key = f"base_model.model.{path}"
                 tensors[f"{key}.lora_A.weight"] = torch.randn(ranks[name], inputs, generator=draws)
                 tensors[f"{key}.lora_B.weight"] = torch.randn(outputs, ranks[name], generator=draws)
+                if config.get("use_dora"):
+                    tensors[f"{key}.lora_magnitude_vector"] = 1 + torch.rand(outputs, generator=draws)
     save_file(tensors, folder / "adapter_model.safetensors")
     return str(folder)
 
@@ -99,6 +104,9 @@ def check(model: nn.Module, number: int, folder: str, scaling: dict[str, float])
 def build(adapters: dict[str, str]) -> LlamaForCausalLM:
     """A model with the adapters, in float32."""
     model = LlamaForCausalLM()
+    draws = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        weight.data = torch.randn(weight.shape, generator=draws)
 
     def theirs(*_: Any) -> None:
         raise AssertionError("LMDeploy's own")

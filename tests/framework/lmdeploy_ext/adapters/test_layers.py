@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.adapters import layers
@@ -68,3 +69,32 @@ def test_rows_written_later_move_and_leave_others_alone(folders):
         layers.write(model, Place(2, 0, 4), two.layers_of(model), two.weights_of(model))
         check(model, 2, folders["a"], TWO)
     assert [p.data_ptr() for p in model.parameters()] == weights, "compiled graphs read the same tensors"
+
+
+@pytest.mark.parametrize("reserved", [None, 5])
+def test_dora_scales_the_rows_of_the_merged_weight(reserved, tmp_path, folders):
+    path = save(tmp_path / "dora", 3, {"up_proj": 2}, use_dora=True)
+    tensors = load_file(path + "/adapter_model.safetensors")
+    with settings.override(cpu_adapter_rows=reserved):
+        model = build({"a": path, "b": folders["b"]})
+    products = added(model, 1)
+    assert len(products) == 2
+    for name, product in products.items():
+        module = modules(model)[name]
+        gains = module.linear.lora_adapters["up_proj"].gains
+        weight = module.linear.weight[module.columns()].double()
+        a, b, magnitude = (
+            tensors[f"base_model.model.{name}.lora_{side}"].double()
+            for side in ("A.weight", "B.weight", "magnitude_vector")
+        )
+        merged = weight + 3 * b @ a
+        wanted = magnitude[:, None] * merged / merged.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(
+            weight * (1 + gains[1].double())[:, None] + product, wanted, rtol=1e-5, atol=1e-5
+        )
+        assert not gains[[0, 2]].any()
+    check(model, 2, folders["b"], ONE)
+    if reserved:
+        with torch.inference_mode():
+            layers.write(model, Place(1, 0, 2), {}, [])
+        assert not any(gains.any() for name, gains in model.named_buffers() if name.endswith("gains"))

@@ -116,6 +116,13 @@ def test_names_that_cannot_be_changed(engine, folders):
     assert not any(added(engine.model, number) for number in range(2, 8))
 
 
+def test_dora_is_loaded_at_start_only(engine, tmp_path):
+    folder = save(tmp_path / "dora", 5, {"gate_proj": 3}, use_dora=True)
+    with pytest.raises(AdapterFolderError, match="it uses DoRA, and such adapters are loaded at start only"):
+        engine.change("b", folder)
+    assert Engine({"b": folder}).number("b") == 1
+
+
 def test_nothing_changes_without_reserved_rows(folders):
     engine = Engine({"a": folders["a"]}, 0)
     for name, folder in (("b", folders["b"]), ("a", None)):

@@ -31,13 +31,16 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
     "bias": ("none", None),
 }
-_PLAIN |= dict.fromkeys("use_dora use_qalora use_bdlora lora_bias fan_in_fan_out".split(), (None, False))
+_PLAIN |= dict.fromkeys("use_qalora use_bdlora lora_bias fan_in_fan_out".split(), (None, False))
 _PLAIN |= dict.fromkeys(
     "modules_to_save layers_to_transform layer_replication target_parameters "
     "trainable_token_indices alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config".split(),
     (None, [], {}),
 )
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_((?P<side>[AB])\.weight|magnitude_vector(\.weight)?)"
+)
+MAGNITUDES = "magnitude_vector"
 _CONFIG = "adapter_config.json"
 # LMDeploy looks for these files in this order.
 _WEIGHTS = ("adapter_model.bin", "adapter_model.safetensors")
@@ -68,12 +71,16 @@ _asked: ContextVar[Mapping[str, str] | None] = ContextVar("adapters", default=No
 
 @dataclass(frozen=True)
 class Layer:
-    """An adapter's part in one module: A is [rank, inputs], and B is [outputs, rank]."""
+    """An adapter's part in one module: A is [rank, inputs], and B is [outputs, rank].
+
+    is_dora: whether it has magnitudes [outputs], too (DoRA, Liu et al., 2024, arXiv:2402.09353).
+    """
 
     rank: int
     scaling: float
     inputs: int
     outputs: int
+    is_dora: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,13 @@ class LoraModule:
             return slice(0, self.linear.out_features)
         begin = sum(self.linear.all_out_features[: self.part])
         return slice(begin, begin + self.linear.all_out_features[self.part])
+
+    def is_plain(self) -> bool:
+        """Return whether the layer has a floating-point matrix, all of it on this rank."""
+        weight = getattr(self.linear, "weight", None)
+        numbers = self.linear.in_features * self.linear.out_features
+        is_matrix = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dim() == 2
+        return is_matrix and weight.numel() == numbers and self.linear.tp == 1
 
     def sizes(self) -> tuple[int, int]:
         """Return in_features and out_features over all ranks."""
@@ -147,15 +161,19 @@ class Adapter:
             match = _TENSOR.fullmatch(key)
             if match is None:
                 raise self.fault(f"the tensor {key} is not a LoRA weight of a linear layer", _RETRAIN)
-            sides.setdefault(match["module"], {})[match["side"]] = size
+            sides.setdefault(match["module"], {})[match["side"] or MAGNITUDES] = size
         if not sides:
             raise self.fault("it has no tensors")
         return {module: self._layer(module, tensors, config) for module, tensors in sides.items()}
 
     def _layer(self, module: str, tensors: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Layer:
-        """Return one module's Layer. tensors: "A" and "B" -> size."""
-        if tensors.keys() != {"A", "B"}:
-            raise self.fault(f"{module} has only lora_{min(tensors)}")
+        """Return one module's Layer. tensors: "A", "B" and, for DoRA, ``MAGNITUDES`` -> size."""
+        expected = {"A", "B", *([MAGNITUDES] if config.get("use_dora") else [])}
+        if tensors.keys() != expected:
+            has, needs = (
+                ", ".join(f"lora_{side}" for side in sorted(sides)) for sides in (tensors, expected)
+            )
+            raise self.fault(f"{module} has {has}, not {needs}")
         rank = self._configured(config, "r", "rank_pattern", module)
         alpha = self._configured(config, "lora_alpha", "alpha_pattern", module)
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
@@ -166,8 +184,10 @@ class Adapter:
         a, b = tensors["A"], tensors["B"]
         if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
             raise self.fault(f"{module} has A of size {a} and B of size {b}, which do not have rank {rank}")
+        if tensors.get(MAGNITUDES, (b[0],)) != (b[0],):
+            raise self.fault(f"{module} has magnitudes of size {tensors[MAGNITUDES]}, not {(b[0],)}")
         scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        return Layer(rank, scaling, inputs=a[1], outputs=b[0])
+        return Layer(rank, scaling, a[1], b[0], is_dora=MAGNITUDES in tensors)
 
     def _configured(self, config: Mapping[str, Any], key: str, pattern_key: str, module: str) -> Any:
         """Return a module's rank or alpha as PEFT computes it. The first pattern that matches overrides ``key``."""
@@ -191,12 +211,15 @@ class Adapter:
         return {_path(model, module): layer for module, layer in self.layers().items()}
 
     def weights_of(self, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Yield (path in LMDeploy's model, "A" or "B", tensor) of each weight. Call ``layers`` first, which checks."""
+        """Yield (path in LMDeploy's model, "A", "B" or ``MAGNITUDES``, tensor) of each weight.
+
+        Call ``layers`` first, which checks the file.
+        """
         from transformers.modeling_utils import load_state_dict
 
-        for key, tensor in load_state_dict(str(self._file()), map_location="cpu").items():
+        for key, tensor in load_state_dict(str(self._file())).items():
             if match := _TENSOR.fullmatch(key):
-                yield _path(model, match["module"]), match["side"], tensor
+                yield _path(model, match["module"]), match["side"] or MAGNITUDES, tensor
 
     def check_fit(self, model: torch.nn.Module, modules: Mapping[str, LoraModule]) -> None:
         """Raise AdapterFolderError unless the adapter has weights for all its target modules, in the right sizes.
@@ -214,6 +237,11 @@ class Adapter:
                 inputs, outputs = module.sizes()
                 detail = f"{path} has {sizes}, but in the model it has {inputs} inputs and {outputs} outputs"
                 raise self.fault(detail, _OTHER)
+            if layer.is_dora and not module.is_plain():
+                detail = f"it uses DoRA, and {path} has quantised or packed weights, or runs on several ranks"
+                raise self.fault(
+                    detail, "use weights in floats and tp=1, or merge the adapter into the model"
+                )
         for target in targets:
             self._check_target(model, target, [path for path in modules if _is_named(path, target)])
         required = {path for path in modules for target in targets if _is_named(path, target)}

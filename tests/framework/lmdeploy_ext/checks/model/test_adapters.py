@@ -63,7 +63,10 @@ class PhimoeForCausalLM(LlamaForCausalLM):
 
 
 CONFIGS = {
-    "DoRA": ({"use_dora": True}, "use_dora=True"),
+    "DoRA without magnitudes": (
+        {"use_dora": True},
+        "has lora_A, lora_B, not lora_A, lora_B, lora_magnitude_vector",
+    ),
     "whole modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
     "biases": ({"bias": "all"}, "bias='all'"),
     "biases of B": ({"lora_bias": True}, "lora_bias=True"),
@@ -144,14 +147,26 @@ def test_good_adapters_of_either_file(tmp_path):
     adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 
+def magnitudes(size=6):
+    more = {
+        f"base_model.model.model.layers.{n}.mlp.gate_proj.lora_magnitude_vector": torch.ones(size)
+        for n in (0, 1)
+    }
+    return weights(["gate_proj"]) | more
+
+
 TENSORS = {
+    "DoRA that is not configured": (
+        magnitudes(),
+        "has lora_A, lora_B, lora_magnitude_vector, not lora_A, lora_B",
+    ),
     "no LoRA": (
         {"base_model.model.lm_head.weight": torch.ones(2, 2)},
         "is not a LoRA weight of a linear layer",
     ),
     "half": (
         {k: v for k, v in weights().items() if not k.endswith("1.mlp.down_proj.lora_B.weight")},
-        "has only lora_A",
+        "has lora_A, not lora_A, lora_B",
     ),
     "none": ({}, "it has no tensors"),
     "another rank": (weights(rank=2), "do not have rank 3"),
@@ -163,6 +178,27 @@ def test_weights_that_are_no_plain_lora(name, tmp_path):
     tensors, words = TENSORS[name]
     with pytest.raises(AdapterFolderError, match=words):
         adapters.check_folders({"mine": write(tmp_path / "a", tensors)})
+
+
+DORA = {"use_dora": True, "target_modules": ["gate_proj"]}
+
+
+def test_magnitudes_of_another_size(tmp_path):
+    with pytest.raises(AdapterFolderError, match=re.escape("has magnitudes of size (7,), not (6,)")):
+        adapters.check_folders({"mine": write(tmp_path / "a", magnitudes(7), **DORA)})
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_dora_needs_the_weights_in_floats_on_one_rank(is_packed, tmp_path):
+    path, model = write(tmp_path / "a", magnitudes(), **DORA), LlamaForCausalLM()
+    adapters.check_model(model, {"mine": path})
+    linear: Any = model.get_submodule("model.layers.1.mlp.gate_up_proj")
+    if is_packed:
+        linear.weight = nn.Parameter(torch.zeros(10, dtype=torch.uint8), requires_grad=False)
+    else:
+        linear.tp, linear.all_out_features = 2, [3, 3]
+    with pytest.raises(AdapterFolderError, match=r"it uses DoRA, and model\.layers\.1"):
+        adapters.check_model(model, {"mine": path})
 
 
 def wide():
