@@ -110,7 +110,8 @@ def _add_layer(
         lora.register_buffer("gains", torch.zeros(len(layers), outputs, device=device))
         bias = getattr(linear, "bias", None)
         lora.register_buffer("base_bias", None if bias is None else bias[columns].clone())
-        lora.adapter_info.gains, lora.adapter_info.base_bias = lora.gains, lora.base_bias
+        info: Any = lora.adapter_info
+        info.gains, info.base_bias = lora.gains, lora.base_bias
     return lora
 
 

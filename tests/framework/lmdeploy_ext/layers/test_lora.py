@@ -64,13 +64,12 @@ def test_the_base_model_is_itself_bit_by_bit(ids):
 def test_gains_of_dora_multiply_the_result_without_its_bias(columns, has_bias):
     a, b, info = layer(columns)
     outputs = columns.stop - columns.start
-    info.gains = torch.randn(len(RANKS), outputs)
-    info.gains[0] = 0
-    info.base_bias = torch.randn(outputs) if has_bias else None
+    gains, bias = torch.randn(len(RANKS), outputs), torch.randn(outputs)
+    gains[0] = 0
+    vars(info).update(gains=gains, base_bias=bias if has_bias else None)
     x, base, ids = torch.randn(1, 4, IN), torch.randn(1, 4, OUT), [1, 0, 2, 1]
     want = base[0].double()
-    bias = info.base_bias if has_bias else torch.zeros(outputs)
-    want[:, columns] += info.gains[ids].double() * (base[0, :, columns].double() - bias)
+    want[:, columns] += gains[ids].double() * (base[0, :, columns].double() - bias * has_bias)
     want[:, columns] += added(x[0], a, b, info, ids)
     out = Lora().forward(x, a, b, base.clone(), info, context(torch.tensor(ids)), True)
     torch.testing.assert_close(out[0].double(), want, rtol=1e-5, atol=1e-5)

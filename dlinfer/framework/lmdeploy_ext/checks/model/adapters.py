@@ -103,9 +103,9 @@ class LoraModule:
     def is_plain(self) -> bool:
         """Return whether the layer has a floating-point matrix, all of it on this rank."""
         weight = getattr(self.linear, "weight", None)
-        numbers = self.linear.in_features * self.linear.out_features
-        is_matrix = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dim() == 2
-        return is_matrix and weight.numel() == numbers and self.linear.tp == 1
+        if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or self.linear.tp > 1:
+            return False
+        return weight.dim() == 2 and weight.numel() == self.linear.in_features * self.linear.out_features
 
     def sizes(self) -> tuple[int, int]:
         """Return in_features and out_features over all ranks."""

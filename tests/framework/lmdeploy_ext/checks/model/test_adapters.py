@@ -13,6 +13,7 @@ from lmdeploy.pytorch.nn.linear import build_gateup_linear, build_o_proj
 from safetensors.torch import save_file
 from torch import nn
 
+from dlinfer import settings
 from dlinfer.errors import AdapterFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import adapters
 
@@ -251,6 +252,25 @@ def test_two_spellings_of_one_module(tmp_path):
         tmp_path / "b", target_modules=["mlp.gate_proj", "layers.0.mlp.down_proj", "1.mlp.down_proj"]
     )
     adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+
+
+def test_reserved_rows():
+    """LMDeploy builds LoRA layers only where there is a dict of adapters."""
+    assert PytorchEngineConfig(device_type="cpu").adapters is None
+    with settings.override(cpu_adapter_rows=8):
+        assert PytorchEngineConfig(device_type="cpu").adapters == {}
+        with pytest.raises(UnsupportedFeatureError, match="tp=2 with DLINFER_CPU_ADAPTER_ROWS"):
+            PytorchEngineConfig(device_type="cpu", tp=2)
+        with (
+            settings.override(cpu_batch_invariant=True),
+            pytest.raises(UnsupportedFeatureError, match="ADAPTER_ROWS"),
+        ):
+            PytorchEngineConfig(device_type="cpu")
+        adapters.check_model(LlamaForCausalLM(), {})
+        with pytest.raises(
+            UnsupportedFeatureError, match=r"a LoRA adapter on Phimoe.*unset DLINFER_CPU_ADAPTER_ROWS"
+        ):
+            adapters.check_model(PhimoeForCausalLM(), {})
 
 
 @pytest.mark.parametrize("kind", ["quant_dtype", "fp8_dtype"])
