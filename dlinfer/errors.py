@@ -255,10 +255,7 @@ class DeviceWithoutVendorError(DlinferError, RuntimeError):
 class DeviceUnknownError(DlinferError, RuntimeError):
     """A serving framework was asked for a device that no installed vendor describes."""
 
-    message = (
-        "no installed vendor describes device {device!r} (memory, streams, ...) to serving frameworks. Installed "
-        "vendors: {vendors}."
-    )
+    message = "no installed vendor describes device {device!r} to serving frameworks. Installed: {vendors}."
     next_step = "install or repair the vendor's package; `dlinfer doctor` shows why it is not available."
 
 
@@ -270,9 +267,16 @@ class ModelFolderError(DlinferError, ValueError):
 
 
 class AdapterFolderError(DlinferError, ValueError):
-    """A LoRA adapter cannot be served. It is missing, corrupt, for another model, or an extended LoRA such as DoRA."""
+    """A LoRA adapter cannot be served. It is missing, corrupt, for another model, or an extended LoRA."""
 
     message = "the LoRA adapter {name!r} ({path}) cannot be served: {detail}."
+    next_step = "{advice}"
+
+
+class AdapterChangeError(DlinferError, ValueError):
+    """A running engine cannot load or unload a LoRA adapter. change: "load" or "unload"."""
+
+    message = "cannot {change} the LoRA adapter {name!r}: {detail}."
     next_step = "{advice}"
 
 
@@ -393,9 +397,7 @@ class NotExportableError(DlinferError, RuntimeError):
 class ProviderUnavailableError(DlinferError, RuntimeError):
     """The requested execution provider of ONNX Runtime cannot run here."""
 
-    message = (
-        "execution provider {provider!r} of ONNX Runtime is not available: {reason}. Available: {available}."
-    )
+    message = "ONNX Runtime has no execution provider {provider!r}: {reason}. Available: {available}."
     next_step = "install the onnxruntime package with this provider (onnxruntime-gpu, ...), or use another."
 
 

@@ -166,6 +166,14 @@ class Settings:
         "Chunks of its prompt, preemptions and cached prefixes change nothing either. "
         "docs/guides/batch_invariance.md says what is served and what it costs. Implies DLINFER_FALLBACK=error",
     )
+    cpu_adapter_rows: int | None = _setting(
+        None,
+        "DLINFER_CPU_ADAPTER_ROWS",
+        _count,
+        "sum of the ranks of LoRA adapters that clients may load into LMDeploy's device cpu at one time, in addition "
+        "to those given at start. Each linear layer reserves as many rows of A and B (docs/guides/adapters.md). "
+        "Empty: adapters are loaded at start only",
+    )
     max_requests: int | None = _setting(
         None,
         "DLINFER_MAX_REQUESTS",

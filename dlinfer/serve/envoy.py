@@ -24,6 +24,8 @@ ONE_SERVER_PATHS = (
     "/sleep",
     "/terminate",
     "/update_weights",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/wakeup",
 )
 """Prefixes of LMDeploy's paths that change or query a single server.

@@ -79,6 +79,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.errors framework.lmdeploy_ext.device framework.lmdeploy_ext.gguf "
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.ranks framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models framework.lmdeploy_ext.ngram",
+    "dlinfer.framework.lmdeploy_ext.adapters": "errors framework framework.lmdeploy_ext.device "
+    "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping",
     "dlinfer.framework.lmdeploy_ext.faults.answers": "errors framework "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.checks",
     "dlinfer.framework.lmdeploy_ext.faults.serving": "errors framework "
@@ -91,7 +93,8 @@ ARROWS: dict[str, str] = {
     "framework.lmdeploy_ext.conversion framework.lmdeploy_ext.sampling framework.lmdeploy_ext.layers "
     "framework.lmdeploy_ext.faults.sampling framework.lmdeploy_ext.faults.models "
     "framework.lmdeploy_ext.vision framework.lmdeploy_ext.ranks framework.lmdeploy_ext.running "
-    "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping framework.lmdeploy_ext.ngram "
+    "framework.lmdeploy_ext.checks framework.lmdeploy_ext.stepping framework.lmdeploy_ext.adapters "
+    "framework.lmdeploy_ext.ngram "
     "framework.lmdeploy_ext.faults.answers framework.lmdeploy_ext.faults.serving framework.lmdeploy_ext.contract",
     "dlinfer.framework.lmdeploy_ext.preflight": "errors vendor ops framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.gguf framework.lmdeploy_ext.conversion "
@@ -148,6 +151,7 @@ THIRD_PARTY = {
     "dlinfer.framework.lmdeploy_ext.faults": TORCH
     | {"PIL", "fastapi", "lmdeploy", "numpy", "transformers", "xgrammar"},
     "dlinfer.framework.lmdeploy_ext.ranks": TORCH | {"lmdeploy", "ray"},
+    "dlinfer.framework.lmdeploy_ext.adapters": TORCH | {"fastapi", "lmdeploy", "pydantic"},
     "dlinfer.framework.lmdeploy_ext.vision": TORCH | {"PIL", "lmdeploy", "numpy", "transformers"},
     "dlinfer.framework.lmdeploy_ext.gguf": TORCH | {"gguf", "numpy", "tokenizers", "transformers"},
     "dlinfer.framework.lmdeploy_ext.running.metrics": {"prometheus_client"},

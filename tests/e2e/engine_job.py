@@ -155,8 +155,10 @@ def cancel(pipe, step: dict, logits: dict) -> list[dict]:
 def token_ids_of(pipe, step: dict, logits: dict) -> list[dict]:
     """All prompts, which are token ids, at once, each by its adapter in "adapters"; a refused one says why.
 
-    With "past_checks" the adapters' names are not looked at before the engine itself.
+    With "past_checks" the adapters' names are not looked at before the engine itself. "changes" are made to the
+    adapters, one after the other, once a request has "after" tokens.
     """
+    reached = asyncio.Event()
 
     async def one(prompt: list[int], adapter: str | None) -> dict:
         engine = pipe.async_engine
@@ -169,6 +171,8 @@ def token_ids_of(pipe, step: dict, logits: dict) -> list[dict]:
             said = {"token_ids": [], "cached_tokens": 0}
             async for response in engine.generate(request):
                 said["token_ids"] += response.token_ids
+                if len(said["token_ids"]) >= step.get("after", 1):
+                    reached.set()
                 said["cached_tokens"] = max(said["cached_tokens"], response.cached_tokens or 0)
             return said
         except RequestError as error:
@@ -176,10 +180,35 @@ def token_ids_of(pipe, step: dict, logits: dict) -> list[dict]:
 
     adapters = step.get("adapters", [None] * len(step["prompts"]))
 
+    async def change() -> list[str]:
+        await reached.wait()
+        return [await changed(pipe, name, folder) for name, folder in step["changes"]]
+
     async def together() -> list[dict]:
-        return await asyncio.gather(*map(one, step["prompts"], adapters))
+        changing = asyncio.ensure_future(change()) if "changes" in step else None
+        responses = await asyncio.gather(*map(one, step["prompts"], adapters))
+        if changing is not None:
+            assert await changing == [""] * len(step["changes"])
+        return responses
 
     return pipe._run(coro=together()).result()
+
+
+async def changed(pipe, name: str, folder: str | None) -> str:
+    """Load or unload an adapter, and return why that was refused, or an empty text."""
+    from dlinfer.errors import DlinferError
+    from dlinfer.framework.lmdeploy_ext.adapters import routes
+
+    try:
+        await routes.change(pipe.async_engine, name, folder)
+    except DlinferError as error:
+        return str(error)
+    return ""
+
+
+def change_adapter(pipe, step: dict, logits: dict) -> str:
+    """Load the adapter in "folder" as "adapter", or unload it; why that was refused, or an empty text."""
+    return pipe._run(coro=changed(pipe, step["adapter"], step["folder"])).result()
 
 
 def perplexity(pipe, step: dict, logits: dict) -> list[float]:
@@ -265,6 +294,7 @@ KINDS = {
         staggered,
         cancel,
         token_ids_of,
+        change_adapter,
         perplexity,
         reward,
         teacher_forced,

@@ -1,9 +1,10 @@
 """PEFT's side of the adapters' tests: it makes adapters and says what a model generates with each, and with none.
 
-A job is ``{"model": FOLDER, "out": FOLDER, "adapters": {NAME: [TARGETS, RANK, ALPHA]}, "prompts": [...], "new": N,
-"never": [...], "vision": whether the model takes images}``. The adapters go to ``out/NAME``, as PEFT saves them, with
-weights that change what is said. ``out/said.json`` maps each name, and "" for the model alone, to the greedy tokens of
-each prompt; those of ``never`` are not chosen.
+A job is ``{"model": FOLDER, "out": FOLDER, "adapters": {NAME: [TARGETS, RANK, ALPHA, OPTIONS]}, "prompts": [...],
+"new": N, "never": [...], "vision": whether the model takes images}``. OPTIONS, which may be left out, are more keywords
+of ``LoraConfig``. The adapters go to ``out/NAME``, as PEFT saves them, with weights that change what is said.
+``out/said.json`` maps each name, and "" for the model alone, to the greedy tokens of each prompt; those of ``never``
+are not chosen.
 """
 
 import json
@@ -25,11 +26,14 @@ def load(job: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def make(job: dict[str, Any], name: str) -> None:
-    targets, rank, alpha = job["adapters"][name]
-    model = get_peft_model(load(job), LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets))
+    targets, rank, alpha, *options = job["adapters"][name]
+    more = options[0] if options else {}
+    model = get_peft_model(load(job), LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **more))
     torch.manual_seed(rank)
     for key, weight in model.named_parameters():
-        if "lora_" in key:
+        if "lora_magnitude" in key:
+            weight.mul_(1 + 0.3 * torch.randn_like(weight))
+        elif "lora_" in key:
             weight.copy_(torch.randn_like(weight) * 0.3)
     model.save_pretrained(str(Path(job["out"], name)))
 

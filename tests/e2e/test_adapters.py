@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,25 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     "qwen2_vl": DENSE,
     "qwen2_5_vl": SPARSE,
 }
+# Ranks and alphas that differ between layers, too.
+PATTERNS: dict[str, list[Any]] = {
+    "wide": [ATTENTION + MLP, 4, 4, {"use_rslora": True}],
+    "narrow": [
+        ["q_proj", "v_proj", "down_proj"],
+        8,
+        4,
+        {
+            "rank_pattern": {"layers.0.self_attn.q_proj": 2, "v_proj": 5},
+            "alpha_pattern": {r"layers\.1\..*": 10, "down_proj": 1},
+        },
+    ],
+}
+# On qwen2, whose q, k and v have biases.
+DORA: dict[str, list[Any]] = {
+    "wide": [ATTENTION + MLP, 4, 4, {"use_dora": True}],
+    "narrow": [["q_proj", "down_proj"], 8, 4, {"use_dora": True, "use_rslora": True}],
+    "plain": [["q_proj", "o_proj"], 4, 8],
+}
 PROMPTS = [[5, 6, 7, 8], [9], list(range(20, 110)), [100, 200, 300]]
 NEW = 20
 WHO = ["", "wide", "narrow"]
@@ -52,30 +71,31 @@ class Case:
 
 
 @contextmanager
-def made(lab: Lab, family: str) -> Iterator[Case]:
-    model = lab.model(family)
+def made(lab: Lab, family: str, adapters: dict[str, list[Any]] | None = None) -> Iterator[Case]:
+    """A case. adapters: name -> what ``peft_job`` takes; None for those of ``FAMILIES``."""
+    model, adapters = lab.model(family), adapters or FAMILIES[family]
     with tempfile.TemporaryDirectory(prefix="dlinfer-adapters-") as temp:
-        job = {"model": str(model), "out": temp, "adapters": FAMILIES[family], "prompts": PROMPTS, "new": NEW}
+        job = {"model": str(model), "out": temp, "adapters": adapters, "prompts": PROMPTS, "new": NEW}
         alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         job |= {"never": STOP_IDS, "vision": family in VISION}
         lab.ask("tests.e2e.peft_job", job, 600, alone)
         said = json.loads(Path(temp, "said.json").read_text())
-        yield Case(model, Path(temp), {name: str(Path(temp, name)) for name in FAMILIES[family]}, said)
+        yield Case(model, Path(temp), {name: str(Path(temp, name)) for name in adapters}, said)
 
 
-def step(name: str = "mixed") -> dict[str, Any]:
+def step(name: str = "mixed", who: Sequence[str] = WHO) -> dict[str, Any]:
     """Every prompt by every adapter and by none, all at once."""
     return {
         "name": name,
         "kind": "token_ids_of",
-        "prompts": [prompt for prompt in PROMPTS for _ in WHO],
-        "adapters": [who or None for _ in PROMPTS for who in WHO],
+        "prompts": [prompt for prompt in PROMPTS for _ in who],
+        "adapters": [each or None for _ in PROMPTS for each in who],
         "gen": {"max_new_tokens": NEW, "ignore_eos": True},
     }
 
 
 def expected(case: Case) -> list[list[int]]:
-    return [case.said[who][number] for number in range(len(PROMPTS)) for who in WHO]
+    return [case.said[who][number] for number in range(len(PROMPTS)) for who in ("", *case.adapters)]
 
 
 def check(run: EngineRun, case: Case, name: str = "mixed") -> None:
@@ -99,6 +119,21 @@ def test_a_mixed_batch_says_what_peft_says(family: str, lab: Lab):
 def test_graphs_of_a_mixed_batch_say_what_peft_says(lab: Lab):
     with made(lab, "llama") as case:
         check_graphs(lab.engine(case.model, [step()], dtype="float32", adapters=case.adapters), case)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_ranks_and_scalings_of_patterns(eager: bool, lab: Lab):
+    with made(lab, "llama", PATTERNS) as case:
+        options: dict[str, Any] = {"dtype": "float32", "adapters": case.adapters}
+        run = lab.engine(case.model, [step()], eager_mode=eager, **options)
+        check(run, case)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_magnitudes_of_dora(eager: bool, lab: Lab):
+    with made(lab, "qwen2", DORA) as case:
+        options: dict[str, Any] = {"dtype": "float32", "adapters": case.adapters}
+        check(lab.engine(case.model, [step(who=("", *DORA))], eager_mode=eager, **options), case)
 
 
 def check_graphs(run: EngineRun, case: Case, outcome: str = "") -> None:

@@ -16,7 +16,15 @@ from dlinfer.framework.patching import Patch, patches_of
 
 
 def _records() -> list[Patch]:
-    from dlinfer.framework.lmdeploy_ext import checks, command_line, device, engine_config, ranks, stepping
+    from dlinfer.framework.lmdeploy_ext import (
+        adapters,
+        checks,
+        command_line,
+        device,
+        engine_config,
+        ranks,
+        stepping,
+    )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.faults import answers, models, sampling, serving
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
@@ -31,7 +39,7 @@ def _records() -> list[Patch]:
     modules = [command_line, engine_config, loading, gated_delta_model, experts_model, packed_experts_model]
     modules += [rope_lengths, rope_parameters, indexer_model, logit_bias, sparse_logit_writes, token_draws]
     modules += [image_files, method, metrics, processors]
-    for package in (checks, device, ranks, answers, models, sampling, serving, stepping):
+    for package in (adapters, checks, device, ranks, answers, models, sampling, serving, stepping):
         files = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         modules += [importlib.import_module(file.name) for file in files]
     return [patch for module in modules for patch in patches_of(module, "lmdeploy")]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dlinfer.ops.core.checks import floats, ints
+from dlinfer.ops.core.checks import ints
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
@@ -44,31 +44,31 @@ def lora_linear(
         is the token's row of base, bit by bit.
 
     Returns a new tensor of base's shape and dtype. Nothing is mutated. Products, their scaling and the sum are rounded
-    to base's dtype. Raises OpArgumentError, also for adapter ids or rows out of range.
+    to base's dtype. Raises OpArgumentError, also if a token's adapter id or its adapter's rows are out of range.
     """
-    check_adapters(a, starts, ranks, adapter_ids)
     out = base.clone(memory_format=torch.contiguous_format)
-    for adapter, (start, rank, scaling) in enumerate(
-        zip(ints(starts), ints(ranks), floats(scalings), strict=True)
-    ):
+    for adapter in check_adapters(a, starts, ranks, adapter_ids):
+        start, rank = int(starts[adapter]), int(ranks[adapter])
         rows = (adapter_ids == adapter).nonzero()[:, 0]
-        if rank and len(rows):
-            low = x[rows] @ a[start : start + rank].T
-            out[rows] = base[rows] + low @ b[start : start + rank] * scaling
+        low = x[rows] @ a[start : start + rank].T
+        out[rows] = base[rows] + low @ b[start : start + rank] * float(scalings[adapter])
     return out
 
 
-def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor) -> None:
-    """Raise OpArgumentError if a token's adapter id, or the rows of an adapter, are out of range.
+def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor) -> list[int]:
+    """Return the ids of the adapters that some token has, sorted. Leave out adapters of rank 0.
 
-    The check reads the values, so only kernels call it; fake tensors have no values.
+    Raises OpArgumentError if an id, or the rows of such an adapter, are out of range. The check reads the values, so
+    only kernels call it; fake tensors have no values.
     """
-    if adapter_ids.numel():
-        highest = int(adapter_ids.max())
+    present = sorted({adapter for adapter in ints(adapter_ids) if adapter >= 0})
+    if present:
         lora_linear.rules.require(
-            highest < len(starts), "adapter_ids", lambda: f"ids below {len(starts)}", lambda: highest
+            present[-1] < len(starts), "adapter_ids", lambda: f"ids below {len(starts)}", lambda: present[-1]
         )
-    for start, rank in zip(ints(starts), ints(ranks), strict=True):
+    first, rows = ints(starts), ints(ranks)
+    for adapter in present:
+        start, rank = first[adapter], rows[adapter]
         inside = rank >= 0 and start >= 0 and start + rank <= a.shape[0]
         lora_linear.rules.require(
             inside,
@@ -76,6 +76,7 @@ def check_adapters(a: Tensor, starts: Tensor, ranks: Tensor, adapter_ids: Tensor
             lambda: f"rows inside the {a.shape[0]} rows of a",
             lambda s=start, r=rank: f"{r} rows from row {s} on",
         )
+    return [adapter for adapter in present if rows[adapter]]
 
 
 lora_linear.takes(

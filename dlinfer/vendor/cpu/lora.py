@@ -16,18 +16,13 @@ def lora_linear(
     scalings: Tensor,
     adapter_ids: Tensor,
 ) -> Tensor:
-    check_adapters(a, starts, ranks, adapter_ids)
+    present = check_adapters(a, starts, ranks, adapter_ids)
     out = base.clone(memory_format=torch.contiguous_format)
-    present = torch.unique(adapter_ids).tolist()
     for adapter in present:
-        if adapter < 0:
-            continue
         start, rank = int(starts[adapter]), int(ranks[adapter])
-        if not rank:
-            continue
         low, high = a[start : start + rank], b[start : start + rank]
         scaling = float(scalings[adapter])
-        if len(present) == 1:
+        if present == [adapter] and bool((adapter_ids == adapter).all()):
             out += (x @ low.t() @ high).mul_(scaling)
             continue
         rows = (adapter_ids == adapter).nonzero()[:, 0]

@@ -1,5 +1,6 @@
 """Finds which of LMDeploy's device types this adaptor serves. It serves a type if a vendor offers it to frameworks."""
 
+from dlinfer import settings
 from dlinfer.vendor import Vendor, discovery
 
 OWN = ("cuda", "ascend", "maca", "camb")
@@ -34,6 +35,15 @@ def torch_device(device_type: str) -> str:
 def shares_host(device_type: str) -> bool:
     """Return whether a device of ours uses the host's memory, as a CPU does, and is not a card."""
     return serves(device_type) and discovery.device(torch_device(device_type)).memory().shared
+
+
+def reserved_rows(device_type: str | None) -> int:
+    """Return how many rows each LoRA layer reserves for adapters that are loaded while an engine runs.
+
+    device_type: LMDeploy's device_type of the engine; None if it runs on no device of ours.
+    """
+    rows = settings.current().cpu_adapter_rows or 0
+    return rows if rows and device_type is not None and shares_host(device_type) else 0
 
 
 def served() -> list[str]:

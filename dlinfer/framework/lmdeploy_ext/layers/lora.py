@@ -37,7 +37,9 @@ class Lora(LoRAImpl):
 
         x: [..., in]. lora_A: [rows, in]. lora_B: [rows, out]. An adapter has as many rows as its rank, and the rows of
         all adapters follow each other. base_output: [..., all columns]. If the slice has only some of the columns,
-        base_output is changed in place and returned.
+        base_output is changed in place and returned. If a DoRA adapter is given, ``adapter_info`` has two more tensors:
+        ``gains`` [adapters, out], float32, which multiply the layer's result without its bias, and ``base_bias`` [out]
+        or None.
         """
         adapter_ids = getattr(ctx_mgr, _OF_CALL, None)
         if adapter_ids is None:
@@ -45,7 +47,13 @@ class Lora(LoRAImpl):
         if adapter_ids is None:
             return base_output
         part = base_output[..., adapter_info.base_slice]
-        rows = (part.flatten(0, -2), x.flatten(0, -2), lora_A, lora_B)
+        base = part.flatten(0, -2)
+        gains: Tensor | None = getattr(adapter_info, "gains", None)
+        if gains is not None:  # DoRA
+            bias: Tensor | None = adapter_info.base_bias  # pyright: ignore[reportAttributeAccessIssue]
+            product = base if bias is None else base - bias
+            base = base + (gains.index_select(0, adapter_ids) * product).to(base.dtype)
+        rows = (base, x.flatten(0, -2), lora_A, lora_B)
         ranks = (adapter_info.rank_offsets, adapter_info.ranks, adapter_info.scalings)
         added = ops.lora_linear(*rows, *ranks, adapter_ids).view(part.shape)
         if part.shape[-1] == base_output.shape[-1]:

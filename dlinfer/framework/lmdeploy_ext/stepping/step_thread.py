@@ -13,8 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,8 @@ from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_pace,
 from dlinfer.framework.lmdeploy_ext.stepping.joined_forward import Step
 from dlinfer.framework.patching import Original, replaces
 from dlinfer.utils import computing
+
+_T = TypeVar("_T")
 
 _LATEST = 0.005
 """The most seconds that a step's outputs are held back until the next step computes."""
@@ -52,6 +54,7 @@ class StepThread:
         self._running = False
         self._steps = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlinfer-step")
+        self._changes: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._host: asyncio.AbstractEventLoop | None = None
         self._clock: int | None = None
 
@@ -80,12 +83,33 @@ class StepThread:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         step: Step | None = first
         while step is not None:
+            self._make_changes()
             with self.idle, torch.inference_mode():  # each thread has its own mode
                 if self.era != era:
                     return
                 self._steps.run_until_complete(step())
             with self.idle:  # a sleep, which empties the queue, comes before both or after both
                 step, era = following(), self.era
+
+    async def between_steps(self, change: Callable[[], _T]) -> _T:
+        """Run ``change`` on the steps' thread before its next step, or at once if no step runs. Return its result."""
+        done: Future[_T] = Future()
+        self._changes.append((change, done))
+        self._pool.submit(self._make_changes)
+        return await asyncio.wrap_future(done)
+
+    def _make_changes(self) -> None:
+        while self._changes:
+            change, done = self._changes.popleft()
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                with self.idle, torch.inference_mode():
+                    result = change()
+            except Exception as error:  # noqa: BLE001 - the caller of between_steps gets it
+                done.set_exception(error)
+            else:
+                done.set_result(result)
 
     def _computes(self) -> None:
         if self._host is not None and self._outputs:
@@ -132,7 +156,7 @@ class StepThread:
         self._steps.close()
 
 
-def _steps_of(agent: Any) -> StepThread | None:
+def steps_of(agent: Any) -> StepThread | None:
     """Return the StepThread of an agent, which the first call creates; None if the device is asynchronous."""
     if not activation.is_synchronous():
         return None
@@ -145,7 +169,7 @@ def _steps_of(agent: Any) -> StepThread | None:
 
 async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
     followed = kwargs.pop(prompt_turns.FOLLOWED, False)
-    steps = _steps_of(self)
+    steps = steps_of(self)
     step: Step = functools.partial(original, self, *args, **kwargs)
     if steps is None:
         await step()
@@ -204,7 +228,7 @@ _async_step = replaces(
     f"{_AGENT}._push_output", why="fills an asyncio queue, which only the event loop's own thread may do"
 )
 def _push_output(original: Original, self: Any, output: Any) -> None:
-    steps = _steps_of(self)
+    steps = steps_of(self)
     if steps is None:
         original(self, output)
     else:

@@ -57,3 +57,20 @@ def test_the_base_model_is_itself_bit_by_bit(ids):
     x, base = torch.randn(1, 4, IN), torch.randn(1, 4, OUT)
     out = Lora().forward(x, a, b, base.clone(), info, context(ids), True)
     assert torch.equal(out, base)
+
+
+@pytest.mark.parametrize("columns", [slice(0, OUT), slice(8, 14)], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gains_of_dora_multiply_the_result_without_its_bias(columns, has_bias):
+    a, b, info = layer(columns)
+    outputs = columns.stop - columns.start
+    gains, bias = torch.randn(len(RANKS), outputs), torch.randn(outputs)
+    gains[0] = 0
+    vars(info).update(gains=gains, base_bias=bias if has_bias else None)
+    x, base, ids = torch.randn(1, 4, IN), torch.randn(1, 4, OUT), [1, 0, 2, 1]
+    want = base[0].double()
+    want[:, columns] += gains[ids].double() * (base[0, :, columns].double() - bias * has_bias)
+    want[:, columns] += added(x[0], a, b, info, ids)
+    out = Lora().forward(x, a, b, base.clone(), info, context(torch.tensor(ids)), True)
+    torch.testing.assert_close(out[0].double(), want, rtol=1e-5, atol=1e-5)
+    assert torch.equal(out[0, 1], base[0, 1]), "without an adapter"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lmdeploy.pytorch import distributed
 
-from dlinfer.framework.lmdeploy_ext.checks.model.adapters import _sizes
+from dlinfer.framework.lmdeploy_ext.checks.model.adapters import LoraModule
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.ranks import adapters
 
@@ -76,7 +76,7 @@ def test_sizes_over_all_ranks():
         tp=4,
         num_replicate_kv_heads=2,
     )
-    assert _sizes(joined, 0) == (64, 128)
-    assert _sizes(joined, 1) == (64, 32)
+    assert LoraModule(joined, 0).sizes() == (64, 128)
+    assert LoraModule(joined, 1).sizes() == (64, 32)
     rows = SimpleNamespace(in_features=16, out_features=64, colwise=False, tp=4)
-    assert _sizes(rows, None) == (64, 64)
+    assert LoraModule(rows, None).sizes() == (64, 64)

@@ -345,7 +345,7 @@ def test_a_step_that_computes_is_progress_for_health_and_one_that_waits_is_none(
 
     async def main() -> None:
         assert tick() == 7
-        steps = step_thread._steps_of(agent)
+        steps = step_thread.steps_of(agent)
         assert steps is not None
 
         async def compute() -> None:

@@ -38,6 +38,7 @@ def check_engine_config(config: Any) -> None:
         (config.tp != 1, f"tp={config.tp}", "use tp=1"),
         (policy, f"quant_policy={policy}", "use quant_policy=0"),
         (config.adapters, "LoRA adapters", "merge the adapter into the model"),
+        (ours.cpu_adapter_rows, "DLINFER_CPU_ADAPTER_ROWS", "unset DLINFER_CPU_ADAPTER_ROWS"),
         (ours.cpu_activations, "DLINFER_CPU_ACTIVATIONS=int8", "unset DLINFER_CPU_ACTIVATIONS"),
         (
             ours.engine not in ("", vendor.default_engine),

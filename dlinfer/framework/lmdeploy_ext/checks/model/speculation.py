@@ -9,6 +9,7 @@ from typing import Any
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
+from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 from dlinfer.framework.lmdeploy_ext.ngram.method import METHOD
@@ -39,9 +40,10 @@ def check_request(speculative: Any, engine: Any) -> None:
     if method == METHOD:
         _check_lookup(speculative)
         return
-    if engine.adapters:
+    if engine.adapters or devices.reserved_rows(engine.device_type):
         raise refuse(
-            "speculative decoding with LoRA adapters", "leave out speculative_config or the adapters"
+            "speculative decoding with LoRA adapters",
+            "leave out speculative_config, or the adapters and DLINFER_CPU_ADAPTER_ROWS",
         )
     if not speculative.model and method != "deepseek_mtp":
         raise refuse(

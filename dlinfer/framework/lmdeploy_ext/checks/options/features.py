@@ -39,7 +39,7 @@ def check_engine_config(config: Any) -> None:
     tensor_parallel.check_engine_config(config)
     invariance.check_engine_config(config)
     kv_quantisation.check_engine_config(config)
-    adapters.check_folders(config.adapters)
+    adapters.check_engine_config(config)
     if "memory_model_path" in (config.hf_overrides or {}):
         raise refuse("MemDecode (hf_overrides['memory_model_path'])", "leave it out", device)
     if config.role.name != "Hybrid":

@@ -141,10 +141,11 @@ def add_message(original: Original, self: Any, reqs: list[Any]) -> None:
     from lmdeploy.messages import ResponseType
 
     vocab_size = self.model_config.vocab_size
-    adapters = self.adapter_manager.adapter_id_map  # None stands for the base model
+    keys = self.adapter_manager.keys  # None stands for the base model
     fit = []
     for request in reqs:
-        if request.data["adapter_name"] in adapters and _is_servable(request.data, vocab_size):
+        if request.data["adapter_name"] in keys and _is_servable(request.data, vocab_size):
+            request.data["adapter_name"] = keys[request.data["adapter_name"]]
             fit_sampling(request.data["sampling_param"], vocab_size, self.model_config.dtype)
             fit.append(request)
         else:

@@ -13,6 +13,7 @@ from lmdeploy.pytorch.nn.linear import build_gateup_linear, build_o_proj
 from safetensors.torch import save_file
 from torch import nn
 
+from dlinfer import settings
 from dlinfer.errors import AdapterFolderError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import adapters
 
@@ -63,13 +64,24 @@ class PhimoeForCausalLM(LlamaForCausalLM):
 
 
 CONFIGS = {
-    "DoRA": ({"use_dora": True}, "use_dora=True"),
-    "rank-stabilised": ({"use_rslora": True}, "use_rslora=True"),
+    "DoRA without magnitudes": (
+        {"use_dora": True},
+        "has lora_A, lora_B, not lora_A, lora_B, lora_magnitude_vector",
+    ),
     "whole modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
     "biases": ({"bias": "all"}, "bias='all'"),
     "biases of B": ({"lora_bias": True}, "lora_bias=True"),
-    "ranks of their own": ({"rank_pattern": {"gate_proj": 1}}, "rank_pattern="),
-    "alphas of their own": ({"alpha_pattern": {"gate_proj": 1}}, "alpha_pattern="),
+    "another rank by a pattern": ({"rank_pattern": {"gate_proj": 1}}, "do not have rank 1"),
+    "no rank by a pattern": ({"rank_pattern": {"gate_proj": 0}}, "r=0"),
+    "an alpha that is no number": (
+        {"alpha_pattern": {"gate_proj": "1"}},
+        "lora_alpha='1' for model.layers.0",
+    ),
+    "a list of patterns": ({"rank_pattern": ["gate_proj"]}, "rank_pattern=['gate_proj'], not an object"),
+    "a pattern that is none": (
+        {"alpha_pattern": {"gate_(": 1}},
+        "alpha_pattern={'gate_(': 1}, not an object",
+    ),
     "some layers": ({"layers_to_transform": [0]}, "layers_to_transform=[0]"),
     "not LoRA": ({"peft_type": "IA3"}, "peft_type='IA3'"),
     "a pattern": ({"target_modules": r".*_proj"}, "is a pattern"),
@@ -136,14 +148,26 @@ def test_good_adapters_of_either_file(tmp_path):
     adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
 
 
+def magnitudes(size=6):
+    more = {
+        f"base_model.model.model.layers.{n}.mlp.gate_proj.lora_magnitude_vector": torch.ones(size)
+        for n in (0, 1)
+    }
+    return weights(["gate_proj"]) | more
+
+
 TENSORS = {
+    "DoRA that is not configured": (
+        magnitudes(),
+        "has lora_A, lora_B, lora_magnitude_vector, not lora_A, lora_B",
+    ),
     "no LoRA": (
         {"base_model.model.lm_head.weight": torch.ones(2, 2)},
         "is not a LoRA weight of a linear layer",
     ),
     "half": (
         {k: v for k, v in weights().items() if not k.endswith("1.mlp.down_proj.lora_B.weight")},
-        "has only lora_A",
+        "has lora_A, not lora_A, lora_B",
     ),
     "none": ({}, "it has no tensors"),
     "another rank": (weights(rank=2), "do not have rank 3"),
@@ -155,6 +179,27 @@ def test_weights_that_are_no_plain_lora(name, tmp_path):
     tensors, words = TENSORS[name]
     with pytest.raises(AdapterFolderError, match=words):
         adapters.check_folders({"mine": write(tmp_path / "a", tensors)})
+
+
+DORA = {"use_dora": True, "target_modules": ["gate_proj"]}
+
+
+def test_magnitudes_of_another_size(tmp_path):
+    with pytest.raises(AdapterFolderError, match=re.escape("has magnitudes of size (7,), not (6,)")):
+        adapters.check_folders({"mine": write(tmp_path / "a", magnitudes(7), **DORA)})
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_dora_needs_the_weights_in_floats_on_one_rank(is_packed, tmp_path):
+    path, model = write(tmp_path / "a", magnitudes(), **DORA), LlamaForCausalLM()
+    adapters.check_model(model, {"mine": path})
+    linear: Any = model.get_submodule("model.layers.1.mlp.gate_up_proj")
+    if is_packed:
+        linear.weight = nn.Parameter(torch.zeros(10, dtype=torch.uint8), requires_grad=False)
+    else:
+        linear.tp, linear.all_out_features = 2, [3, 3]
+    with pytest.raises(AdapterFolderError, match=r"it uses DoRA, and model\.layers\.1"):
+        adapters.check_model(model, {"mine": path})
 
 
 def wide():
@@ -176,7 +221,7 @@ MISFITS = {
     "other sizes": (
         wide(),
         {},
-        "A of size (3, 9) and B of size (6, 3), but in the model it has 8 inputs and 6 outputs",
+        "A with 9 inputs and B with 6 outputs, but in the model it has 8 inputs and 6 outputs",
     ),
     "unknown": (None, {"target_modules": ["gate_proj", "down_proj", "c_attn"]}, "no module named 'c_attn'"),
     "the head": (
@@ -202,12 +247,30 @@ def test_an_adapter_of_another_model(name, tmp_path):
 
 
 def test_two_spellings_of_one_module(tmp_path):
-    """LMDeploy gives each its own layer under one name, and the second takes the place of the first."""
     first = write(tmp_path / "a")
-    second = write(tmp_path / "b", target_modules=["mlp.gate_proj", "down_proj"])
-    adapters.check_model(LlamaForCausalLM(), {"a": second})
-    with pytest.raises(AdapterFolderError, match=r"'mlp\.gate_proj', but 'gate_proj' is already used"):
-        adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+    second = write(
+        tmp_path / "b", target_modules=["mlp.gate_proj", "layers.0.mlp.down_proj", "1.mlp.down_proj"]
+    )
+    adapters.check_model(LlamaForCausalLM(), {"a": first, "b": second})
+
+
+def test_reserved_rows():
+    """LMDeploy builds LoRA layers only where there is a dict of adapters."""
+    assert PytorchEngineConfig(device_type="cpu").adapters is None
+    with settings.override(cpu_adapter_rows=8):
+        assert PytorchEngineConfig(device_type="cpu").adapters == {}
+        with pytest.raises(UnsupportedFeatureError, match="tp=2 with DLINFER_CPU_ADAPTER_ROWS"):
+            PytorchEngineConfig(device_type="cpu", tp=2)
+        with (
+            settings.override(cpu_batch_invariant=True),
+            pytest.raises(UnsupportedFeatureError, match="ADAPTER_ROWS"),
+        ):
+            PytorchEngineConfig(device_type="cpu")
+        adapters.check_model(LlamaForCausalLM(), {})
+        with pytest.raises(
+            UnsupportedFeatureError, match=r"a LoRA adapter on Phimoe.*unset DLINFER_CPU_ADAPTER_ROWS"
+        ):
+            adapters.check_model(PhimoeForCausalLM(), {})
 
 
 @pytest.mark.parametrize("kind", ["quant_dtype", "fp8_dtype"])
@@ -225,6 +288,53 @@ def test_ranks_that_round_their_part_of_an_input(kind, tmp_path):
 def test_a_class_whose_tokens_were_not_compared(tmp_path):
     with pytest.raises(UnsupportedFeatureError, match="a LoRA adapter on PhimoeForCausalLM"):
         adapters.check_model(PhimoeForCausalLM(), {"a": write(tmp_path / "a")})
+
+
+# --- ranks and scalings
+
+
+class Deep(nn.Module):
+    """Two layers of two modules, with the paths of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for layer in self.model.layers:
+            layer.q_proj = nn.Linear(8, 6, bias=False)
+            layer.o_proj = nn.Linear(6, 8, bias=False)
+
+
+PATTERNS = {
+    "neither": {},
+    "by name": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"o_proj": 3}},
+    "by path": {"rank_pattern": {"model.layers.1.q_proj": 7}, "alpha_pattern": {"layers.0.o_proj": 0.5}},
+    "by expression": {
+        "rank_pattern": {r"layers\.\d\.q.*": 1, "q_proj": 5},
+        "alpha_pattern": {".*[01].o_proj": 9},
+    },
+    "part of a name": {"rank_pattern": {"proj": 2, "_proj": 3}, "alpha_pattern": {"q": 3}},
+    "from the start": {
+        "rank_pattern": {r"^model.layers.0.o_proj": 6},
+        "alpha_pattern": {r"^layers.0.o_proj": 6},
+    },
+}
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_ranks_and_scalings_are_those_of_peft(name, use_rslora, tmp_path):
+    peft = pytest.importorskip("peft")
+    options = {"target_modules": ["q_proj", "o_proj"], "use_rslora": use_rslora} | PATTERNS[name]
+    model = peft.get_peft_model(Deep(), peft.LoraConfig(r=4, lora_alpha=6, **options))
+    model.save_pretrained(tmp_path)
+    layers = adapters.Adapter("one", str(tmp_path)).layers()
+    loaded = peft.PeftModel.from_pretrained(Deep(), tmp_path).base_model.model
+    assert len(layers) == 4
+    for path, layer in layers.items():
+        module = loaded.get_submodule(path)
+        sizes = module.r["default"], module.scaling["default"], module.in_features, module.out_features
+        assert (layer.rank, layer.scaling, layer.inputs, layer.outputs) == sizes
 
 
 # --- how an adapter was initialised: PEFT changes the model's own weights for some as it loads them
