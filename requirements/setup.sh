@@ -62,4 +62,8 @@ install --no-deps --requirement "$lock"
 echo "setup: dlinfer (editable)"
 install --no-deps --no-build-isolation --editable .
 
+# yapf, which LMDeploy imports by way of mmengine, writes a cache at its first import, and another process that imports
+# it meanwhile fails. So the first import is here.
+"$python" -c "import yapf" >>"$log" 2>&1 || true
+
 echo "setup: done in $SECONDS s"
