@@ -147,6 +147,22 @@ def compile_loops(graph_module: fx.GraphModule, fakes: Sequence[Any], mode: Fake
         )
 
 
+def remove_damaged_library(error: BaseException | None) -> bool:
+    """Remove the library that could not be loaded from inductor's cache. Return False if the error is another one.
+
+    Inductor's compiler writes a library in place. If the process is killed meanwhile, a part of the library stays, and
+    every later process would fail to load it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    while error is not None:
+        if isinstance(error, ImportError) and error.path and Path(error.path).is_relative_to(cache_dir()):
+            Path(error.path).unlink(missing_ok=True)
+            return True
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return False
+
+
 def save_loops(artifact: Any) -> bytes:
     """Return the bytes of a callable from ``compile_loops``. Raises torch's error if torch cannot save it."""
     with tempfile.TemporaryDirectory(prefix="dlinfer-") as folder:

@@ -1,13 +1,16 @@
 """Inductor compiles, saves and loads graphs."""
 
+import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._functorch.config
 import torch._inductor.config
+from torch._inductor.exc import InductorError
 
 from dlinfer.graph.torch_private import fake_mode, inductor
 
@@ -155,3 +158,23 @@ def test_what_another_thread_compiles_meanwhile_is_its_own(tmp_path):
     again = compiled(3.5)
     again(x)
     assert len(made["ours"]) == 1, "code that takes its memory elsewhere is shared with nobody"
+
+
+def _not_loaded(library: Path) -> ImportError:
+    """The error of a library that is cut short, as torch raises it."""
+    library.write_bytes(b"")
+    spec = importlib.util.spec_from_file_location("cut_short", library)
+    assert spec is not None
+    with pytest.raises(ImportError, match="too short") as caught:
+        importlib.util.module_from_spec(spec)
+    return caught.value
+
+
+def test_a_library_that_is_cut_short_leaves_inductor_s_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    inside, outside = tmp_path / "cache" / "x.so", tmp_path / "y.so"
+    wrapped = InductorError(_not_loaded(inside), None)
+    assert inductor.remove_damaged_library(wrapped) and not inside.exists()
+    assert not inductor.remove_damaged_library(_not_loaded(outside)) and outside.exists()
+    assert not inductor.remove_damaged_library(RuntimeError("another"))

@@ -125,7 +125,8 @@ class _Description:
         path: the value's name, such as ``model_config.dtype``.
         """
         plain = _plain(value)
-        if inspect.isroutine(value) or isinstance(value, type):
+        # From CPython 3.14 on, a partial is a routine too.
+        if isinstance(value, type) or (inspect.isroutine(value) and not isinstance(value, partial)):
             self.modules.add(value.__module__)
             plain = _name(value)
         if plain is not None:

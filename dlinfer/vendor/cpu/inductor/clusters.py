@@ -263,8 +263,12 @@ def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
 
 def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache) -> _Compiled:
     try:
-        with native.memory_for_results():
-            artifact = inductor.compile_loops(graph, twins.values, twins.mode)
+        try:
+            artifact = _loops(graph, twins)
+        except Exception as cause:
+            if not inductor.remove_damaged_library(cause):
+                raise
+            artifact = _loops(graph, twins)
     # After any error of inductor the nodes run one by one, and the error is reported.
     except Exception as cause:  # noqa: BLE001
         reason = (
@@ -276,6 +280,11 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
     if not graph.graph.find_nodes(op="get_attr"):
         compiled.stored = cache.store(key, lambda: _written(compiled))
     return compiled
+
+
+def _loops(graph: fx.GraphModule, twins: Twins) -> Any:
+    with native.memory_for_results():
+        return inductor.compile_loops(graph, twins.values, twins.mode)
 
 
 def _written(compiled: _Compiled) -> bytes:

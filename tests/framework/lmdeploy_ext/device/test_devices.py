@@ -118,7 +118,8 @@ def runner(monkeypatch):
 
     def built(eager: bool = False):
         none = SimpleNamespace(llm_config=None, hf_config=None)
-        return OpsBackend.build_graph_runner(None, none, None, SimpleNamespace(eager_mode=eager), None)  # pyright: ignore[reportArgumentType]
+        blocks = SimpleNamespace(kernel_block_size=16)
+        return OpsBackend.build_graph_runner(None, none, blocks, SimpleNamespace(eager_mode=eager), None)  # pyright: ignore[reportArgumentType]
 
     return built
 

@@ -140,6 +140,24 @@ def test_what_inductor_cannot_compile_runs_node_by_node_and_is_reported(tmp_path
     torch.testing.assert_close(compiler.run(name)(x)[0], body(x))
 
 
+def test_a_damaged_library_of_inductor_s_is_compiled_again(tmp_path, monkeypatch):
+    library = tmp_path / "inductor" / "x.so"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(library.parent))
+    loops = clusters.inductor.compile_loops
+
+    def loads(graph, fakes, mode):
+        if library.exists():
+            raise ImportError("file too short", path=str(library))
+        return loops(graph, fakes, mode)
+
+    monkeypatch.setattr(clusters.inductor, "compile_loops", loads)
+    compiler, ((name, told),) = compile_all(tmp_path / "ours", subgraph_of(body, x, dynamic=False))
+    assert (told.origin, library.exists()) == ("compiled", False)
+    torch.testing.assert_close(compiler.run(name)(x)[0], body(x))
+
+
 def test_assumptions_of_a_compilation_are_asked_of_later_graphs(tmp_path, monkeypatch):
     def assuming(graph, fakes, mode):
         (tensor,) = [one for one in fakes if isinstance(one, torch.Tensor)]
