@@ -2,9 +2,9 @@
 
     python -m benchmarks.quantisation_loss MODEL [--text FILE] [--tokens 4096] [--calibrate FILE] [--outliers 16]
 
-MODEL is a Llama, Qwen2, Qwen3 or Mistral folder in bfloat16, such as that of `python -m examples.trained_model`. The
-measures are those of `dlinfer quantise --loss`, which serves int8 and int4 alone. The output projection stays as it is
-except where a row says "head".
+MODEL is a Llama, Qwen2, Qwen3 or Mistral folder in bfloat16, such as that of `python -m examples.trained_model`.
+`dlinfer quantise --loss` measures the same, but for int8 and int4 alone. The output projection is quantised only in
+rows that say "head".
 
 --outliers N measures the model once more with outlier features: the norms before two linear layers give 0.1 % of the
 features (at least two) times N, and the layers take as much less of them. A power of two changes no logit of floats.

@@ -263,12 +263,7 @@ def _calls(graph_module: fx.GraphModule) -> Iterator[str]:
 
 def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache) -> _Compiled:
     try:
-        try:
-            artifact = _loops(graph, twins)
-        except Exception as cause:
-            if not inductor.remove_damaged_library(cause):
-                raise
-            artifact = _loops(graph, twins)
+        artifact = _loops(graph, twins)
     # After any error of inductor the nodes run one by one, and the error is reported.
     except Exception as cause:  # noqa: BLE001
         reason = (
@@ -283,7 +278,13 @@ def _compile(graph: fx.GraphModule, twins: Twins, key: Key, cache: ArtifactCache
 
 
 def _loops(graph: fx.GraphModule, twins: Twins) -> Any:
+    """Compile a cluster. Compile it once more if a library of inductor's cache was damaged."""
     with native.memory_for_results():
+        try:
+            return inductor.compile_loops(graph, twins.values, twins.mode)
+        except Exception as error:
+            if not inductor.remove_damaged_library(error):
+                raise
         return inductor.compile_loops(graph, twins.values, twins.mode)
 
 

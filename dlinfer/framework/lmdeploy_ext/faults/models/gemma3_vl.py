@@ -1,4 +1,4 @@
-"""Correct Gemma 3 with images: which tokens see which, the prompt's text around images, and the checkpoint's dtype."""
+"""Correct Gemma 3 with images: which tokens see which, and the text around images. Correct its and Llama 4's dtype."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -88,11 +88,6 @@ def _to_pytorch(
     )
 
 
-@corrects(
-    "lmdeploy.pytorch.configurations.gemma:GemmaVLModelConfigBuilder.build",
-    why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
-    for_models=("gemma3",),
-)
 def _dtype_of_the_whole(
     original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
 ) -> Any:
@@ -116,3 +111,16 @@ def _load_weights(original: Original, self: Any, weights: Iterable[tuple[str, Te
                 original(self, [(f"{_VISION}vision_model.{inside}" if is_new else name, weight)])
 
     self.language_model.load_weights(of_language())
+
+
+PATCHES = tuple(
+    corrects(
+        f"lmdeploy.pytorch.configurations.{builder}.build",
+        why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
+        for_models=(model,),
+    )(_dtype_of_the_whole)
+    for model, builder in (
+        ("gemma3", "gemma:GemmaVLModelConfigBuilder"),
+        ("llama4", "llama4:Llama4ModelConfigBuilder"),
+    )
+)

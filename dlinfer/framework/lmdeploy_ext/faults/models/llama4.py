@@ -1,4 +1,4 @@
-"""Correct Llama 4: attention in chunks, norms of q and k, scaled queries, its dtype, and prompts with images."""
+"""Correct Llama 4: attention in chunks, norms of q and k, scaled queries, and prompts with images."""
 
 from typing import Any
 
@@ -121,19 +121,6 @@ def note_chunks(meta: Any, size: int) -> None:
     columns = firsts[:, None] // meta.block_size + torch.arange(count)
     columns = columns.clamp_max_(table.shape[1] - 1).to(table.device)
     meta.chunk_blocks = table[sequences.to(table.device)].gather(1, columns)
-
-
-@corrects(
-    "lmdeploy.pytorch.configurations.llama4:Llama4ModelConfigBuilder.build",
-    why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
-    for_models=("llama4",),
-)
-def _dtype_of_the_whole(
-    original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
-) -> Any:
-    if hf_config.text_config.dtype is None:
-        hf_config.text_config.dtype = hf_config.dtype
-    return original(cls, hf_config, model_path, **kwargs)
 
 
 # --- images
