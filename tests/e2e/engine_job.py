@@ -118,7 +118,7 @@ def stream(pipe, step: dict, logits: dict) -> list[dict]:
 
 
 def staggered(pipe, step: dict, logits: dict) -> list[dict]:
-    """Each prompt arrives once every earlier one has ``after`` more tokens, so that it meets others decoding."""
+    """Each prompt arrives once every earlier one has ``after`` more tokens, or has ended: it meets others decoding."""
     gens = gen_config(step)
     running = []
     for i, prompt in enumerate(step["prompts"]):
@@ -128,8 +128,10 @@ def staggered(pipe, step: dict, logits: dict) -> list[dict]:
         running.append((collector, responses))
         for earlier, responses in running:
             target = len(earlier.tokens) + step["after"]
-            while len(earlier.tokens) < target:
-                earlier.add(next(responses))
+            for response in responses:
+                earlier.add(response)
+                if len(earlier.tokens) >= target:
+                    break
     for collector, responses in running:
         for response in responses:
             collector.add(response)

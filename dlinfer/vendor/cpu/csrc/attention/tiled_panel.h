@@ -100,42 +100,53 @@ struct TiledPanel : Panel<true, kRows, kTiledKeys, kTiledKeys> {
     if constexpr (kRows > 3) _tile_stored(3, to + 3 * kLanes, kBytes);
   }
 
-  // Sums of 16 rows of `left`, `stride` words apart, with `words` rows of `right`.
+  // Sums of 16 rows of `left`, `stride` words apart, with `words` rows of `right`. Tiles are zeroed as
+  // common/tile_registers.h explains.
   static void add_products(const float* left, int64_t stride, const float* right, int64_t words) {
     const int64_t bytes = stride * int64_t(sizeof(float));
     for (; words >= kTile; words -= kTile, left += kTile, right += kTile * kWidth) {
       _tile_loadd(4, left, bytes);
       _tile_loadd(5, right, kBytes);
       _tile_dpbf16ps(0, 4, 5);
+      _tile_zero(5);
       if constexpr (kRows > 1) {
         _tile_loadd(5, right + kLanes, kBytes);
         _tile_dpbf16ps(1, 4, 5);
+        _tile_zero(5);
       }
       if constexpr (kRows > 2) {
         _tile_loadd(5, right + 2 * kLanes, kBytes);
         _tile_dpbf16ps(2, 4, 5);
+        _tile_zero(5);
       }
       if constexpr (kRows > 3) {
         _tile_loadd(5, right + 3 * kLanes, kBytes);
         _tile_dpbf16ps(3, 4, 5);
+        _tile_zero(5);
       }
+      _tile_zero(4);
     }
     if (words == 0) return;
     _tile_loadd(6, left, bytes);
     _tile_loadd(7, right, kBytes);
     _tile_dpbf16ps(0, 6, 7);
+    _tile_zero(7);
     if constexpr (kRows > 1) {
       _tile_loadd(7, right + kLanes, kBytes);
       _tile_dpbf16ps(1, 6, 7);
+      _tile_zero(7);
     }
     if constexpr (kRows > 2) {
       _tile_loadd(7, right + 2 * kLanes, kBytes);
       _tile_dpbf16ps(2, 6, 7);
+      _tile_zero(7);
     }
     if constexpr (kRows > 3) {
       _tile_loadd(7, right + 3 * kLanes, kBytes);
       _tile_dpbf16ps(3, 6, 7);
+      _tile_zero(7);
     }
+    _tile_zero(6);
   }
 };
 

@@ -127,25 +127,34 @@ class TileStrip {
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t step = 0; step < steps; ++step, x += 64, panel += 2 * kTile) {
-      _tile_loadd(4, x, stride);
+      // Tiles are zeroed as common/tile_registers.h explains.
       _tile_loadd(6, panel, kPanelStride);
       _tile_loadd(7, panel + 1, kPanelStride);
-      if constexpr (kHalves == 2) _tile_loadd(5, x + kTile * stride, stride);
+      _tile_loadd(4, x, stride);
       if constexpr (Tiles::kRounds) {
         _tile_dpbsud(0, 4, 6);
         _tile_dpbsud(1, 4, 7);
-        if constexpr (kHalves == 2) {
-          _tile_dpbsud(2, 5, 6);
-          _tile_dpbsud(3, 5, 7);
-        }
       } else {
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        if constexpr (kHalves == 2) {
+      }
+      _tile_zero(4);
+      if constexpr (kHalves == 2) {
+        _tile_loadd(5, x + kTile * stride, stride);
+        if constexpr (Tiles::kRounds) {
+          _tile_dpbsud(2, 5, 6);
+          _tile_zero(6);
+          _tile_dpbsud(3, 5, 7);
+        } else {
           _tile_dpbf16ps(2, 5, 6);
+          _tile_zero(6);
           _tile_dpbf16ps(3, 5, 7);
         }
+        _tile_zero(5);
+      } else {
+        _tile_zero(6);
       }
+      _tile_zero(7);
     }
   }
 

@@ -169,26 +169,35 @@ void block_of_tiles(const Factors& of, bool add, Rows<const Byte> ahead, Rows<By
   }
   const Byte* lower = of.weight + kTile * of.weight_stride;
   for (int64_t step = 0; step < of.steps; ++step) {
-    // This part of the weight stays in the first-level cache; x, loaded with a hint, does not drive it out.
+    // This part of the weight stays in the first-level cache; x, loaded with a hint, does not drive it out. Tiles are
+    // zeroed as common/tile_registers.h explains.
     _tile_stream_loadd(6, of.x + step * kTileBytes, kWidth);
     _tile_loadd(4, of.weight + step * kWidth, of.weight_stride);
     _tile_loadd(5, lower + step * kWidth, of.weight_stride);
-    if constexpr (kTiles == 2) _tile_stream_loadd(7, of.x + of.x_next + step * kTileBytes, kWidth);
     if constexpr (kType == Type::kBFloat16) {
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kTiles == 2) {
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-      }
     } else {
       _tile_dpbssd(0, 4, 6);
       _tile_dpbssd(2, 5, 6);
-      if constexpr (kTiles == 2) {
+    }
+    _tile_zero(6);
+    if constexpr (kTiles == 2) {
+      _tile_stream_loadd(7, of.x + of.x_next + step * kTileBytes, kWidth);
+      if constexpr (kType == Type::kBFloat16) {
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_zero(4);
+        _tile_dpbf16ps(3, 5, 7);
+      } else {
         _tile_dpbssd(1, 4, 7);
+        _tile_zero(4);
         _tile_dpbssd(3, 5, 7);
       }
+      _tile_zero(7);
+    } else {
+      _tile_zero(4);
     }
+    _tile_zero(5);
     for (int64_t r = 0; r < ahead.count; ++r) {
       __builtin_prefetch(ahead.data + r * ahead.stride + step * kWidth, 0, 2);
     }
