@@ -1,9 +1,10 @@
 // The tile registers of AMX: whether there are some, what shapes they have, and whose they are.
 //
-// A loop of products zeroes each tile of its operands behind the tile's last use. A tile holds one of the core's few
-// physical registers until then, and each load needs another one. A zeroed tile holds none. The two hyper-threads of a
-// core share the physical registers: while the other thread is busy, loads wait for free ones. Nanoseconds a product of
-// two tiles on a Xeon of the Emerald Rapids kind, with 4 tiles of sums and operands in the first-level cache:
+// A loop of products zeroes each tile of its operands behind the tile's last use. A tile holds a physical register of the
+// core until then, and each load needs another one. A zeroed tile holds none. The fewer tiles are held, the more loads
+// run ahead. That matters where the core's other hyper-thread is busy, which seems to take part of those registers.
+// Nanoseconds a product of two tiles on a Xeon of the Emerald Rapids kind, with 4 tiles of sums and operands in the
+// first-level cache:
 //
 //                                       core alone   shared core
 //   four loads, four products              5.7          26.5
