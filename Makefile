@@ -163,7 +163,8 @@ bench-graph: $(STAMP) ## LMDeploy in graph mode and torch.compile against their 
 
 .PHONY: wheel
 wheel: $(STAMP) ## dist/*.whl with the CPU kernels compiled for several levels of instructions
-	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@requirements/manylinux.sh build/wheel/*.whl
 
 .PHONY: lint
 lint: $(STAMP) ## ruff (rules and format), plain English, and pyright

@@ -39,6 +39,8 @@ class KernelsHook(BuildHookInterface):
         except native.BuildError as error:
             self.app.display_warning(f"kernels compile at first use: {error}")
             return
+        if not libraries:  # another architecture than x86-64 and ARM64
+            return
         folder = prebuilt.FOLDER.relative_to(self.root)
         build_data["force_include"] |= {str(path): str(folder / path.name) for path in libraries}
         build_data["pure_python"] = False

@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stages=(root packages install kernels doctor ops graph models)
+stages=(root packages install kernels doctor ops graph models wheel)
 folder=.arm64
 root=$folder/root
 python=.venv/bin/python
@@ -135,6 +135,19 @@ stage_models() {
         emulated TORCH_DEVICE_BACKEND_AUTOLOAD=0 python3 -m examples.tiny_models $family build/$family
         emulated python3 examples/demo.py --model build/$family --tokens 16
     done
+}
+
+# The wheel has to work beside torch, without a compiler.
+stage_wheel() {
+    rm -rf "$folder"/build/{wheel,installed} dist/dlinfer-*_aarch64.whl
+    emulated python3 -m pip wheel --no-deps --no-build-isolation --no-index --wheel-dir build/wheel .
+    requirements/manylinux.sh "$folder"/build/wheel/*.whl
+    emulated python3 -m pip install --no-deps --no-index --target build/installed dist/dlinfer-*_aarch64.whl
+    emulated CXX=/nonexistent XDG_CACHE_HOME=/tmp/empty PYTHONPATH=build/installed python3 -P -c '
+import sys
+from dlinfer.vendor.cpu import native
+print(native.library_name())
+sys.exit(native.why_not())'
 }
 
 # A hash of what a stage depends on.
