@@ -82,8 +82,8 @@ emulated() {
 pytest() { emulated python3 -m pytest -q -o timeout=3600 "$@"; }
 
 stage_root() {
-    rm -rf --one-file-system "$root"
-    debootstrap --arch=arm64 --foreign --variant=minbase --include=python3,libpython3.11-dev,g++ \
+    rm -rf --one-file-system "$root" "$folder"/done/*
+    debootstrap --arch=arm64 --foreign --variant=minbase --include=python3,python3-venv,libpython3.11-dev,g++ \
         bookworm "$root" http://deb.debian.org/debian
     chroot "$root" /debootstrap/debootstrap --second-stage
     umount --quiet "$root"/proc "$root"/sys || true
@@ -91,6 +91,7 @@ stage_root() {
 
 # On the host: unpacking needs no emulation, which would take twenty times as long.
 stage_packages() {
+    rm -f "$folder"/done/install
     local platforms=(--platform any --platform linux_aarch64 --platform manylinux2014_aarch64)
     for minor in {17..36}; do platforms+=(--platform "manylinux_2_${minor}_aarch64"); done
     local pip=("$python" -m pip install --quiet --no-compile --upgrade --target "$site" --only-binary=:all:
@@ -174,8 +175,7 @@ for stage in "${@:-${stages[@]}}"; do
     fi
     say "$stage: $folder/logs/$stage.log"
     start=$SECONDS
-    # In a shell of its own, so that the first error ends the stage.
-    ( set -e; "stage_$stage" ) 2>&1 | tee "$folder"/logs/"$stage".log
+    ("stage_$stage") 2>&1 | tee "$folder"/logs/"$stage".log
     echo "$now" >"$folder"/done/"$stage"
     say "$stage: passed in $((SECONDS - start)) s"
 done
