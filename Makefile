@@ -93,6 +93,10 @@ test-pythons: ## the tests of the gate on each CPython, or PYTHONS=3.14; 6 GB ea
 			--dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) || exit; \
 	done
 
+.PHONY: test-arm64
+test-arm64: $(STAMP) ## install and test on an emulated ARM64 host, or STAGES='ops models'; as root, 12 GB in .arm64
+	@requirements/arm64.sh $(STAGES)
+
 .PHONY: fuzz
 fuzz: $(STAMP) ## random programs eagerly and through each engine; SECONDS=60, ENGINE=inductor|openvino|onnxruntime, SEED=
 	@OMP_WAIT_POLICY=passive $(PY) -m tests.fuzz --seconds $(or $(SECONDS),60) \
@@ -158,8 +162,9 @@ bench-graph: $(STAMP) ## LMDeploy in graph mode and torch.compile against their 
 	$(PY) -m benchmarks.graph_backend
 
 .PHONY: wheel
-wheel: $(STAMP) ## dist/*.whl with the CPU kernels compiled for four levels of instructions
-	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+wheel: $(STAMP) ## dist/*.whl with the CPU kernels compiled for several levels of instructions
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@requirements/manylinux.sh build/wheel/*.whl
 
 .PHONY: lint
 lint: $(STAMP) ## ruff (rules and format), plain English, and pyright

@@ -5,6 +5,7 @@ sources alone, which the user's machine compiles at first use, as it does for an
 """
 
 import importlib.util
+import platform
 import shutil
 import sys
 import tempfile
@@ -38,10 +39,12 @@ class KernelsHook(BuildHookInterface):
         except native.BuildError as error:
             self.app.display_warning(f"kernels compile at first use: {error}")
             return
+        if not libraries:  # another architecture than x86-64 and ARM64
+            return
         folder = prebuilt.FOLDER.relative_to(self.root)
         build_data["force_include"] |= {str(path): str(folder / path.name) for path in libraries}
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-linux_x86_64"
+        build_data["tag"] = f"py3-none-linux_{platform.machine()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Hatchling calls it when the wheel is made."""

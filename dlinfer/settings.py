@@ -17,6 +17,7 @@ from dlinfer.errors import SettingError
 FALLBACK_POLICIES = ("allow", "warn", "error")
 CPU_ISAS = (
     *("sse42", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx"),
+    *("neon", "neon_dotprod"),
     *("avx512_model", "avx512_bf16_model", "amx_model"),  # for tests: emulate instructions in software
 )
 CPU_WEIGHTS = ("int8", "int4", "bf12")
@@ -130,9 +131,9 @@ class Settings:
         "DLINFER_CPU_ISA",
         _choice(*CPU_ISAS),
         "the highest instruction set that the cpu vendor's C++ kernels may use: sse42, avx2, avx512, "
-        "avx512_bf16, avx512_fp16 or amx; each includes the ones before it. Empty allows everything that "
-        "this CPU has. For tests on any CPU with AVX2: avx512_model, avx512_bf16_model and amx_model "
-        "compute these instructions in software, many times slower",
+        "avx512_bf16, avx512_fp16 or amx; on ARM64 neon or neon_dotprod. Each includes the ones before it. Empty "
+        "allows everything that this CPU has. For tests on any CPU with AVX2: avx512_model, avx512_bf16_model and "
+        "amx_model compute these instructions in software, many times slower",
     )
     cpu_weights: str = _setting(
         "",

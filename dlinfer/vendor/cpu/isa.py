@@ -18,6 +18,8 @@ _MARCH = {
     "avx512_bf16": "x86-64-v4",
     "avx512_fp16": "x86-64-v4",
     "amx": "x86-64-v4",
+    "neon": "armv8-a",
+    "neon_dotprod": "armv8.2-a+dotprod",
 }
 _MORE = {
     "avx512_bf16": ("-mavx512bf16", "-mavx512vnni"),
@@ -32,6 +34,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "avx512_bf16": ("avx512f", "avx512vl", "avx512_bf16", "avx512_vnni"),
     "avx512_fp16": ("avx512f", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
     "amx": ("avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
+    "neon": ("asimd",),
+    "neon_dotprod": ("asimd", "asimddp"),
     "avx512_model": _AVX2,
     "avx512_bf16_model": _AVX2,
     "amx_model": _AVX2,

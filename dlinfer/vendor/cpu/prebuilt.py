@@ -6,6 +6,7 @@ user's machine, as in an install from source.
 
 import hashlib
 import os
+import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +17,12 @@ from dlinfer import settings
 from dlinfer.vendor.cpu import isa
 
 FOLDER = Path(__file__).with_name("prebuilt_kernels")
-LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
-"""The levels in a wheel, from the fewest instructions to the most."""
+_LEVELS = {
+    "x86_64": ("avx2", "avx512", "avx512_bf16", "amx"),
+    "aarch64": ("neon", "neon_dotprod"),
+}
+LEVELS = _LEVELS.get(platform.machine(), ())
+"""The levels in a wheel for this architecture, from the fewest instructions to the most."""
 
 
 def library(sources: bytes) -> Path | None:

@@ -51,7 +51,8 @@ def test_models_are_neither_proposed_nor_in_a_wheel(monkeypatch):
 def test_the_compiler_keeps_below_the_level(level):
     with settings.override(cpu_isa=level):
         macros = native._run([*native._command(), "-dM", "-E", "-x", "c++", "/dev/null"])
-    assert ("__AVX2__" in macros) == (level != "sse42")
+    assert ("__AVX2__" in macros) == (level not in ("sse42", "neon", "neon_dotprod"))
+    assert ("__ARM_FEATURE_DOTPROD" in macros) == (level == "neon_dotprod")
     assert ("__AVX512F__" in macros) == level.startswith(("avx512", "amx"))
 
 

@@ -115,6 +115,8 @@ int64_t flushes_as_caller(int64_t naps) {
 void flush(int on) {
 #if defined(__x86_64__)
   _mm_setcsr(on ? _mm_getcsr() | 0x8040u : _mm_getcsr() & ~0x8040u);
+#elif defined(__aarch64__)
+  asm volatile("msr fpcr, %0" : : "r"(on ? uint64_t(1) << 24 : uint64_t(0)));
 #endif
 }
 

@@ -15,6 +15,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace dlinfer {
@@ -73,6 +75,8 @@ inline Floats multiply_add(Floats sum, Floats a, Floats b) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #elif defined(__AVX__) && defined(__FMA__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 #else
   return sum + a * b;
 #endif
@@ -136,7 +140,7 @@ struct Operands<BFloat16> {
 
 #endif
 
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__aarch64__)
 #define DLINFER_HAS_HALF 1
 
 template <>
@@ -147,6 +151,8 @@ struct Operands<Half> {
   static Operand widen(Narrow narrow) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps((__m256i)narrow);
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16((float16x4_t)narrow);
 #else
     return (Floats)_mm256_cvtph_ps((__m128i)narrow);
 #endif

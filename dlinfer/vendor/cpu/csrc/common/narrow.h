@@ -54,6 +54,9 @@ inline void narrow(Half* to, Floats value) {
 #elif defined(__F16C__) && defined(__AVX__)
   const __m128i halves = _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &halves, sizeof halves);
+#elif defined(__aarch64__)
+  const float16x4_t halves = vcvt_f16_f32((float32x4_t)value);
+  std::memcpy(to, &halves, sizeof halves);
 #else
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = Half(value[lane]);
 #endif

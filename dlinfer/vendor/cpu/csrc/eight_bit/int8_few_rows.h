@@ -61,6 +61,19 @@ inline Words dot(Words sum, Operand weight, Operand x) {
 #endif
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+using Input = int8_t;
+using Operand = int8x16_t;
+constexpr int kStep = 16, kTileInputs = 4;
+constexpr bool kShifted = false;
+constexpr int tile_rows(int) { return 4; }
+inline Operand load(const int8_t* from) { return vld1q_s8(from); }
+inline Operand load(const int8_t* from, int64_t count) { return load_part<Operand>(from, count); }
+inline Operand load_input(const Input* from) { return load(from); }
+inline Operand load_input(const Input* from, int64_t count) { return load(from, count); }
+inline Words dot(Words sum, Operand weight, Operand x) { return (Words)vdotq_s32((int32x4_t)sum, weight, x); }
+
 #else
 
 using Input = int8_t;

@@ -45,6 +45,10 @@ constexpr int kMostShared = 8;
 inline uint32_t arithmetic() {
 #if defined(__x86_64__)
   return _mm_getcsr() & ~0x3fu;  // without the exception flags
+#elif defined(__aarch64__)
+  uint64_t mode;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  return uint32_t(mode);
 #else
   return 0;
 #endif
@@ -53,6 +57,8 @@ inline uint32_t arithmetic() {
 inline void set_arithmetic([[maybe_unused]] uint32_t mode) {
 #if defined(__x86_64__)
   if (mode != arithmetic()) _mm_setcsr(mode);
+#elif defined(__aarch64__)
+  if (mode != arithmetic()) asm volatile("msr fpcr, %0" : : "r"(uint64_t(mode)));
 #endif
 }
 
