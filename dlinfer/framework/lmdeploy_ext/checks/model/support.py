@@ -35,8 +35,12 @@ SERVED_VISION = {
     "Qwen2_5_VLForConditionalGeneration": "text_config",
     "InternVLForConditionalGeneration": "text_config",
     "InternVLChatModel": "llm_config",
+    "InternS1ForConditionalGeneration": "text_config",
+    "InternS2PreviewForConditionalGeneration": "text_config",
+    "InternS2PreviewForCausalLM": "text_config",
     "Qwen3VLForConditionalGeneration": "text_config",
     "Qwen3VLMoeForConditionalGeneration": "text_config",
+    "Qwen3OmniMoeForConditionalGeneration": "thinker_config.text_config",
     "Qwen3_5ForConditionalGeneration": "text_config",
     "Qwen3_5MoeForConditionalGeneration": "text_config",
     "Gemma3ForConditionalGeneration": "text_config",
@@ -47,7 +51,7 @@ SERVED_VISION = {
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
-"""Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
+"""Served vision-language architecture -> the keys of its language model's configuration; empty if not nested."""
 
 _COMPARED_PACKED = {
     "Qwen3_5ForConditionalGeneration": ("awq",),
@@ -123,7 +127,10 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     The result is None if no architecture is in ``SERVED_VISION``, or if the configuration is not nested.
     """
     for name in config.get("architectures") or []:
-        inside = config.get(SERVED_VISION.get(name) or "")
+        keys = SERVED_VISION.get(name)
+        inside: Any = config if keys else None
+        for key in (keys or "").split("."):
+            inside = inside.get(key) if isinstance(inside, Mapping) else None
         if isinstance(inside, dict):
             return inside
     return None
