@@ -22,6 +22,7 @@ def _values(form: Format, weight: Tensor) -> Tensor:
     return form.dequantise(form.quantise(weight)).to(weight.dtype).contiguous()
 
 
+@torch.inference_mode()
 def round_weights(model: nn.Module, bits: str) -> int:
     """Round the weights of the language model's layers and experts, and return how many they are.
 

@@ -27,7 +27,22 @@ NOT_SERVED = {
         "it only drafts tokens for speculative decoding",
     ),
 }
-"""Architecture -> why it is not served. For vision-language models see ``SERVED_VISION``."""
+"""Architecture -> why it is not served. For vision-language models see ``NOT_SERVED_VISION``."""
+
+_NO_ORACLE = "transformers has no such class to compare its tokens with"
+_OWN_CODE = f"{_NO_ORACLE}, and its image processor is code in the checkpoint"
+NOT_SERVED_VISION = {
+    "DeepseekVLV2ForCausalLM": "LMDeploy reads its images by a package that needs transformers below 4.48",
+    "InternS1ProForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
+    "InternS1_1_ForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
+    "InternS2MobiusForCausalLM": f"its experts lie in several blocks, and {_NO_ORACLE}",
+    "InternS2MobiusForConditionalGeneration": f"its experts lie in several blocks, and {_NO_ORACLE}",
+    "KimiK25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
+    "Kimi_K25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
+    "MiniCPMV": _OWN_CODE,
+    "Phi3VForCausalLM": _OWN_CODE,
+}
+"""Vision-language architecture -> why it is not served."""
 
 
 SERVED_VISION = {
@@ -60,6 +75,10 @@ _COMPARED_PACKED = {
     "Gemma3ForConditionalGeneration": (),
     "Llama4ForConditionalGeneration": (),
     "LlavaNextForConditionalGeneration": (),
+    "Qwen3OmniMoeForConditionalGeneration": (),
+    "InternS1ForConditionalGeneration": (),
+    "InternS2PreviewForConditionalGeneration": (),
+    "InternS2PreviewForCausalLM": (),
 }
 """Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 
@@ -139,11 +158,11 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
     """Return a reason not to serve a vision-language model; None if it is served.
 
-    The reason is an empty text if the model's tokens were never compared with transformers'. names: the model's class
-    names. config: the contents of config.json.
+    The reason is an empty text for a class that LMDeploy does not have. names: the model's class names. config: the
+    contents of config.json.
     """
     if not any(name in SERVED_VISION for name in names):
-        return ""
+        return next((NOT_SERVED_VISION[name] for name in names if name in NOT_SERVED_VISION), "")
     if config.get("flash_mode"):
         return "it drops image tokens that carry little information (flash_mode)"
     if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):
