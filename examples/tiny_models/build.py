@@ -100,7 +100,19 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, cogvlm, deepseek, glm4v, internlm2, internlm3, remote, reward, tokenizer, vision
+    from . import (
+        awq,
+        chatglm,
+        cogvlm,
+        deepseek,
+        glm4v,
+        internlm2,
+        internlm3,
+        remote,
+        reward,
+        tokenizer,
+        vision,
+    )
     from .families import STOP_IDS
 
     if family in VISION:

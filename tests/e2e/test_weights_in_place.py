@@ -1,7 +1,7 @@
 """DLINFER_CPU_WEIGHTS=int8 and int4 for classes that LMDeploy cannot build quantised.
 
-Oracle: the same model in floats, whose weights were rounded to the same values. With int4 nothing else is rounded, so
-tokens are the same. int8 rounds the inputs of layers too, so logits are near, and no more.
+Oracle: the same model in floats, whose weights, and for int8 the inputs of its layers, are rounded to the same values.
+Rounding an input may fall either way where it lies between two numbers, so only int4's tokens have to be the same.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1000)]
 
 SCORED = (3, 20, 80)
 NEW = 16
-NEAR = {"int8": 0.1, "int4": 2e-4}
+NEAR = {"int8": 0.02, "int4": 2e-4}
 """The largest error of logits, as a part of their norm."""
 
 # Every class that is served and packed in place: one family each.

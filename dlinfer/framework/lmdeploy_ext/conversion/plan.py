@@ -98,9 +98,21 @@ def asked_plan(model: Mapping[str, Any]) -> Plan | None:
     config.json, without a ``quantization_config``. Raises UnsupportedFeatureError if the model cannot be packed.
     """
     bits = asked_bits()
-    if not bits or bits == _BF12 or GGUF_FILE in model:
+    if bits in ("", _BF12) or GGUF_FILE in model or rounded_in_place(model):
         return None
     from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
 
-    architectures = model.get("architectures") or [""]
-    return floats.plan(bits, model) if set(architectures) <= set(floats.ADMITTED[bits]) else None
+    return floats.plan(bits, model)
+
+
+def rounded_in_place(model: Mapping[str, Any]) -> str:
+    """Return ``int8`` or ``int4`` if DLINFER_CPU_WEIGHTS asks for it, and LMDeploy cannot build the class quantised.
+
+    The result is an empty text otherwise. model: the contents of config.json, without a ``quantization_config``.
+    """
+    bits = asked_bits()
+    if bits in ("", _BF12):
+        return ""
+    from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
+
+    return "" if set(model.get("architectures") or [""]) <= set(floats.ADMITTED[bits]) else bits

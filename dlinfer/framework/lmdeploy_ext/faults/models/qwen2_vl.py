@@ -1,4 +1,4 @@
-"""Correct Qwen2-VL, Qwen3-VL and Qwen3-Omni: the activation of vision layers, and fields that transformers takes for granted."""
+"""Correct Qwen2-VL, Qwen3-VL and Qwen3-Omni: an activation of vision layers, and fields that transformers assumes."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ from dlinfer.ops.quantised.packing import AWQ
 _LANGUAGE = re.compile(r"(?!(?:.*\.)?(?:vis|audio|time_series))(?:.*\.)?layers\.\d+\..*")
 """Paths of a language model's layers, and not of a part for images, audio or time series."""
 
-_ROUTERS = ("gate", "router", "shared_expert_gate", "weights_proj")
+_ROUTERS = ("gate", "router", "shared_expert_gate", "weights_proj", "wk_weights_proj")
 """Small layers that choose experts or tokens. An error there changes the choice."""
 
 
@@ -160,7 +160,9 @@ class Int8(FewBits):
 
     def unpack(self, parts: tuple[Tensor, ...], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         numbers, scales = parts
-        plain = W8A8().dequantise({"weight": numbers.reshape(rows, columns), "scale": scales.reshape(rows, 1)})
+        plain = W8A8().dequantise(
+            {"weight": numbers.reshape(rows, columns), "scale": scales.reshape(rows, 1)}
+        )
         return plain.to(dtype)
 
     def linear(self, weight: Weight) -> Any:

@@ -55,6 +55,7 @@ SERVED = {
     "Qwen3NextForCausalLM",
 }
 
+
 def test_every_class_of_lmdeploys_module_map_has_a_row():
     both = {"ChatGLMForConditionalGeneration"}  # with a part for vision and without
     rows = [SERVED, SERVED_VISION.keys() - both, set(NOT_SERVED), set(NOT_SERVED_VISION)]
