@@ -36,7 +36,7 @@ TIME_SERIES = {
 
 
 def save(folder: Path, reference: Path, architecture: str, model_type: str) -> None:
-    """Write to ``folder`` the checkpoint in ``reference`` with another class and type, and code of its configuration."""
+    """Write to ``folder`` the checkpoint in ``reference`` as another class, whose configuration is code."""
     for file in reference.iterdir():
         shutil.copy(file, folder)
     file = folder / "config.json"
