@@ -67,13 +67,6 @@ def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
     return {"place": begin, "token": piece, "written": written}
 
 
-_to_pytorch = image_prompts.corrected(
-    "lmdeploy.vl.model.gemma3_vl:Gemma3VisionModel.to_pytorch",
-    _marks,
-    why="leaves out the tokens around an image, puts all images before the text, and drops further texts of a message",
-)
-
-
 def _dtype_of_the_whole(
     original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
 ) -> Any:
@@ -99,14 +92,22 @@ def _load_weights(original: Original, self: Any, weights: Iterable[tuple[str, Te
     self.language_model.load_weights(of_language())
 
 
-PATCHES = tuple(
-    corrects(
-        f"lmdeploy.pytorch.configurations.{builder}.build",
-        why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
-        for_models=(model,),
-    )(_dtype_of_the_whole)
-    for model, builder in (
-        ("gemma3", "gemma:GemmaVLModelConfigBuilder"),
-        ("llama4", "llama4:Llama4ModelConfigBuilder"),
-    )
+PATCHES = (
+    image_prompts.corrected(
+        "lmdeploy.vl.model.gemma3_vl:Gemma3VisionModel.to_pytorch",
+        _marks,
+        why="leaves out the tokens around an image, puts all images before the text, and drops further texts of a "
+        "message",
+    ),
+    *(
+        corrects(
+            f"lmdeploy.pytorch.configurations.{builder}.build",
+            why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
+            for_models=(model,),
+        )(_dtype_of_the_whole)
+        for model, builder in (
+            ("gemma3", "gemma:GemmaVLModelConfigBuilder"),
+            ("llama4", "llama4:Llama4ModelConfigBuilder"),
+        )
+    ),
 )

@@ -167,4 +167,4 @@ def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
     return tokens | {"written": lambda image: image.pop("image_prompts")}
 
 
-_to_pytorch = image_prompts.corrected(f"{_VISION}.to_pytorch", _marks)
+PATCHES = (image_prompts.corrected(f"{_VISION}.to_pytorch", _marks),)

@@ -29,8 +29,10 @@ def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
     return {"place": token, "token": token, "written": lambda image: token * image["image_tokens"]}
 
 
-_to_pytorch = image_prompts.corrected(
-    "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.to_pytorch", _marks, for_models=_BOTH
+PATCHES = (
+    image_prompts.corrected(
+        "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.to_pytorch", _marks, for_models=_BOTH
+    ),
 )
 
 

@@ -64,7 +64,7 @@ def _linear_layers(model: str, types: list[str]) -> int:
 @_replaces_3_5(
     "lmdeploy.pytorch.configurations.qwen3_5:Qwen3_5ModelConfigBuilder.build",
     why="misses fields of the configuration that transformers 5 takes for granted: the gate of attention, the axes of "
-    "positions, and a dtype outside text_config; builds a part for time series, but never loads its weights",
+    "positions, and a dtype outside text_config. It builds a part for time series, but never loads its weights",
 )
 def _build_config_3_5(
     original: Original,

@@ -32,7 +32,7 @@ _ROUTERS = ("gate", "router", "shared_expert_gate", "weights_proj", "wk_weights_
 def _registered(layer: nn.Module, weight: Weight) -> tuple[nn.Parameter, ...]:
     """Return what a packed weight has beside its numbers, as parameters of the layer: scales, and zero points."""
     _, *others = weight.packed
-    parameters = tuple(nn.Parameter(one, requires_grad=False) for one in others)
+    parameters = tuple(nn.Parameter(tensor, requires_grad=False) for tensor in others)
     layer.packed_beside = nn.ParameterList(parameters)
     return parameters
 
@@ -101,7 +101,7 @@ class _Experts(FusedMoEImpl):
     def __init__(self, layer: Any, gate_up: Weight, down: Weight) -> None:
         self.router = (layer.impl.top_k, layer.impl.renormalize)
         self.form = gate_up.form
-        self.gate_up, self.down = (_registered(one.module, one) for one in (gate_up, down))
+        self.gate_up, self.down = (_registered(part.module, part) for part in (gate_up, down))
 
     def forward(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Any, *weights: Any, **more: Any
@@ -156,7 +156,7 @@ class Int8(FewBits):
 
     def pack(self, weight: Tensor, name: str) -> tuple[Tensor, ...]:
         parts = self._packed(W8A8(), weight, name)
-        return tuple(_joined([one[part] for one in parts], weight) for part in ("weight", "scale"))
+        return tuple(_joined([matrix[part] for matrix in parts], weight) for part in ("weight", "scale"))
 
     def unpack(self, parts: tuple[Tensor, ...], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         numbers, scales = parts
@@ -193,12 +193,12 @@ class Int4(FewBits):
     def pack(self, weight: Tensor, name: str) -> tuple[Tensor, ...]:
         parts = self._packed(AwqInt4(self.group_size), weight, name)
         names = ("qweight", "scales", "qzeros")
-        return tuple(_joined([one[part] for one in parts], weight) for part in names)
+        return tuple(_joined([matrix[part] for matrix in parts], weight) for part in names)
 
     def unpack(self, parts: tuple[Tensor, ...], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         form, names = AwqInt4(self.group_size), ("qweight", "scales", "qzeros")
         matrices = zip(*parts, strict=True) if parts[0].ndim == 3 else [parts]
-        plain = [form.dequantise(dict(zip(names, one, strict=True))) for one in matrices]
+        plain = [form.dequantise(dict(zip(names, matrix, strict=True))) for matrix in matrices]
         return torch.cat(plain).to(dtype)
 
     def linear(self, weight: Weight) -> Any:

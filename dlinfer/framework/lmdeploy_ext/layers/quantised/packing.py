@@ -266,7 +266,7 @@ def prepare(model: Any, tied: bool, dtype: torch.dtype, form: Form) -> None:
         logger.warning(
             "%s has no effect: it packs only models in %s, and this model is in %s.",
             form.setting,
-            ", ".join(_named(one) for one in form.dtypes),
+            ", ".join(map(_named, form.dtypes)),
             _named(dtype),
         )
         return
