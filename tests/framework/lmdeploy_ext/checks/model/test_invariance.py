@@ -112,9 +112,11 @@ def test_quantised_weights(name, stored):
 
 def test_weights_that_are_rounded_in_place():
     PytorchEngineConfig(device_type="cpu")
-    with settings.override(cpu_weights="int8", cpu_batch_invariant=True):
-        with pytest.raises(UnsupportedFeatureError, match="DLINFER_CPU_WEIGHTS=int8 of Qwen3MoeForCausalLM"):
-            invariance.check_model(config("Qwen3MoeForCausalLM"), "cpu")
+    with (
+        settings.override(cpu_weights="int8", cpu_batch_invariant=True),
+        pytest.raises(UnsupportedFeatureError, match="DLINFER_CPU_WEIGHTS=int8 of Qwen3MoeForCausalLM"),
+    ):
+        invariance.check_model(config("Qwen3MoeForCausalLM"), "cpu")
     with settings.override(cpu_weights="bf12", cpu_batch_invariant=True):
         invariance.check_model(config("Qwen3MoeForCausalLM"), "cpu")
 
