@@ -123,9 +123,9 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         model = model.to(getattr(torch, dtype)).eval()
         if VISION[family].chat is not None:
             vision.save_chat(VISION[family], model, folder, folder / REFERENCE)
-        elif VISION[family].remote is not None:
+        elif (names := VISION[family].remote) is not None:
             vision.save(VISION[family], model, folder / REFERENCE)
-            remote.save(folder, folder / REFERENCE, *VISION[family].remote)
+            remote.save(folder, folder / REFERENCE, *names)
         else:
             vision.save(VISION[family], model, folder)
         return

@@ -40,6 +40,8 @@ def _registered(layer: nn.Module, weight: Weight) -> tuple[nn.Parameter, ...]:
 class _Linear(LinearImpl):
     """A linear layer. weight: what ``form`` packed. The packed numbers themselves are the layer's parameter."""
 
+    form: Any
+
     def __init__(self, weight: Weight) -> None:
         self.form, self.dtype = weight.form, weight.dtype
         self.rows, self.columns = weight.rows, weight.columns
@@ -98,6 +100,8 @@ class LinearInt4(_Linear):
 class _Experts(FusedMoEImpl):
     """Gated experts with silu. The packed numbers of gate_up and of down are LMDeploy's parameters."""
 
+    form: Any
+
     def __init__(self, layer: Any, gate_up: Weight, down: Weight) -> None:
         self.router = (layer.impl.top_k, layer.impl.renormalize)
         self.form = gate_up.form
@@ -115,6 +119,10 @@ class _Experts(FusedMoEImpl):
         assert all(part is None for part in others), "those are not packed"
         parts = (gate_up, *self.gate_up, down, *self.down)
         return self.compute(hidden_states, *parts, topk_weights, topk_ids, *self.router)
+
+    def compute(self, *arguments: Any) -> Tensor:
+        """Call the op. arguments: its own, up to ``renormalize``."""
+        raise NotImplementedError
 
 
 class ExpertsInt8(_Experts):
