@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig, processing_utils
+from transformers import AutoModelForMultimodalLM, AutoProcessor, GenerationConfig, processing_utils
 from transformers.models.auto import video_processing_auto
 from transformers.utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
@@ -101,7 +101,8 @@ def answer(
 
 def run(model_folder: Path, job: dict[str, Any]) -> dict[str, np.ndarray]:
     """Answer a job (see the module's docstring)."""
-    model = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
+    model = AutoModelForMultimodalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
+    model = getattr(model, "thinker", model)  # Qwen3-Omni's part that writes text
     processor = load_processor(model_folder)
     ends = end_tokens(model, processor.tokenizer)
     arrays = {"dtype": np.array(str(model.dtype).removeprefix("torch."))}

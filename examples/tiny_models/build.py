@@ -100,7 +100,19 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
     import torch
     import transformers
 
-    from . import awq, chatglm, cogvlm, deepseek, glm4v, internlm2, internlm3, reward, tokenizer, vision
+    from . import (
+        awq,
+        chatglm,
+        cogvlm,
+        deepseek,
+        glm4v,
+        internlm2,
+        internlm3,
+        remote,
+        reward,
+        tokenizer,
+        vision,
+    )
     from .families import STOP_IDS
 
     if family in VISION:
@@ -111,6 +123,9 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         model = model.to(getattr(torch, dtype)).eval()
         if VISION[family].chat is not None:
             vision.save_chat(VISION[family], model, folder, folder / REFERENCE)
+        elif (names := VISION[family].remote) is not None:
+            vision.save(VISION[family], model, folder / REFERENCE)
+            remote.save(folder, folder / REFERENCE, *names)
         else:
             vision.save(VISION[family], model, folder)
         return

@@ -34,8 +34,9 @@ def forbid_image_tokens(model: Any) -> None:
     """No text may hold a token that stands for an image: their scores are 0, where the best of 1000 is far above."""
     import torch
 
+    speaks = getattr(model, "thinker", model)
     with torch.no_grad():
-        model.get_output_embeddings().weight[VOCAB_SIZE:] = 0
+        speaks.get_output_embeddings().weight[VOCAB_SIZE:] = 0
 
 
 def save(spec: VisionFamily, model: Any, folder: Path) -> None:

@@ -23,7 +23,8 @@ class VisionFamily:
     template writes one. files: name -> JSON, what the processor is made from. renamed: (beginning
     of a weight's name as transformers 5 writes it, as the family's checkpoints have it). joined: whether those have
     one tensor of all experts, for which transformers 5 writes one for each. chat: the language model's
-    class where the checkpoint is an InternVLChatModel, for which this model is the oracle.
+    class where the checkpoint is an InternVLChatModel, for which this model is the oracle. remote: (class, model type)
+    of a checkpoint with the same weights, for which this model is the oracle.
     """
 
     hf_name: str
@@ -35,6 +36,7 @@ class VisionFamily:
     renamed: tuple[str, str] | None = None
     joined: bool = False
     chat: str | None = None
+    remote: tuple[str, str] | None = None
 
 
 _MEAN_AND_STD = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -306,6 +308,41 @@ VISION["qwen3_vl_moe"] = replace(
     },
 )
 
+_OMNI_NAMES = ("image", "video", "audio", "vision_bos", "vision_eos", "audio_bos", "audio_eos")
+_OMNI_IDS = {f"{name}_token_id": VOCAB_SIZE + place for place, name in enumerate(_OMNI_NAMES[:3])}
+_OMNI_TEXT = dict(VISION["qwen3_vl_moe"].config["text_config"])  # which says nothing of interleaved axes
+_OMNI_TEXT["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+VISION["qwen3_omni"] = VisionFamily(
+    "Qwen3OmniMoe",
+    "the thinker of a model that hears and speaks: Qwen3-VL-MoE inside another configuration",
+    {
+        "enable_audio_output": False,
+        "thinker_config": {
+            **_OMNI_IDS,
+            "vision_start_token_id": VOCAB_SIZE + _OMNI_NAMES.index("vision_bos"),
+            "audio_start_token_id": VOCAB_SIZE + _OMNI_NAMES.index("audio_bos"),
+            "text_config": _OMNI_TEXT,
+            "vision_config": VISION["qwen3_vl"].config["vision_config"],
+            "audio_config": {
+                "d_model": 32,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "num_mel_bins": 16,
+                "downsample_hidden_size": 8,
+                "n_window_infer": 200,  # attention is within two windows
+                "output_dim": 64,
+                "initializer_range": 0.2,
+            },
+        },
+    },
+    {f"{name}_token": f"<|{name}|>" for name in _OMNI_NAMES},
+    "<|vision_bos|><|image|><|vision_eos|>",
+    _qwen_processor("Qwen3OmniMoeProcessor"),
+)
+_OMNI_FILE = VISION["qwen3_omni"].files["preprocessor_config.json"]
+_OMNI_FILE |= {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16}
+
 # Three linear layers and one of attention, not in the usual order.
 _QWEN3_5_TEXT = _TEXT | {
     "num_hidden_layers": 4,
@@ -346,6 +383,24 @@ VISION["qwen3_5_moe"] = replace(
     config=VISION["qwen3_5"].config
     | {"text_config": _QWEN3_5_TEXT | MOE | {"shared_expert_intermediate_size": 96}},
     joined=True,
+)
+
+VISION["interns1"] = replace(
+    VISION["internvl"],
+    exercises="InternVL around a Qwen3-MoE; remote-code config",
+    config=VISION["internvl"].config
+    | {
+        "text_config": _TEXT
+        | MOE
+        | {"head_dim": 16, "moe_intermediate_size": 48, "norm_topk_prob": True}
+        | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    },
+    remote=("InternS1ForConditionalGeneration", "interns1"),
+)
+VISION["interns2_preview"] = replace(
+    VISION["qwen3_5_moe"],
+    exercises="Qwen3.5-MoE under another name; remote-code config",
+    remote=("InternS2PreviewForConditionalGeneration", "intern_s2_preview"),
 )
 
 _LLAMA4_IDS = {

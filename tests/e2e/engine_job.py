@@ -264,6 +264,23 @@ def tables(pipe, step: dict, logits: dict) -> int:
     return sum(str(one.dtype) == "torch.uint8" and one.ndim == 1 for one in weights)
 
 
+def rounded(pipe, step: dict, logits: dict) -> int:
+    """Round the weights that DLINFER_CPU_WEIGHTS="bits" would pack, in the engine's floats; how many there are."""
+    from tests.e2e.rounded_weights import round_weights
+
+    agent = pipe.async_engine.engine.executor.model_agent
+    return round_weights(agent.patched_model.get_model(), step["bits"])
+
+
+def packed(pipe, step: dict, logits: dict) -> int:
+    """How many weights of an engine were packed in place to few bits."""
+    from dlinfer.framework.lmdeploy_ext.layers.quantised import few_bits
+
+    layers = pipe.async_engine.engine.executor.model_agent.patched_model.get_model().modules()
+    kinds = {few_bits.LinearInt8: 1, few_bits.LinearInt4: 1, few_bits.ExpertsInt8: 2, few_bits.ExpertsInt4: 2}
+    return sum(kinds.get(type(getattr(layer, "impl", None)), 0) for layer in layers)
+
+
 def ranks(pipe, step: dict, logits: dict) -> int:
     """On how many processes of LMDeploy's the model lies and runs."""
     return sum(one._proc.is_alive() for one in pipe.async_engine.engine.executor.procs)
@@ -303,6 +320,8 @@ KINDS = {
         pixels,
         placed,
         tables,
+        rounded,
+        packed,
         ranks,
         killed_rank,
     )

@@ -69,7 +69,7 @@ def refusal(name: str) -> str | None:
     try:
         check_support({"architectures": [name]} | (NESTED.get(name) or ({part: {}} if part else {})))
     except UnsupportedFeatureError as refused:
-        told = str(refused.fields["feature"]).removeprefix(f"{name} ").removesuffix(f" ({name})")
+        told = str(refused.fields["feature"]).removeprefix(f"{name} ").replace(f" ({name})", "")
         return told[1:-1] if told.startswith("(") else told
     return None
 

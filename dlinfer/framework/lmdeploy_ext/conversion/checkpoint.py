@@ -24,7 +24,7 @@ SERVED = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 """Keys of config.json that may hold the in_features of down projections, in dense layers or in experts."""
 
-_INSIDE = ("text_config", "llm_config", "language_config")
+_INSIDE = ("text_config", "llm_config", "language_config", "thinker_config")
 
 Convert = Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]
 """A function that takes one tensor of a file, and returns the pairs (name, tensor) that LMDeploy loads instead.
@@ -41,7 +41,7 @@ def language_configs(config: Any) -> list[Any]:
     """
     mapped = isinstance(config, Mapping)
     nested = (config.get(name) if mapped else getattr(config, name, None) for name in _INSIDE)
-    return [config, *(part for part in nested if part is not None)]
+    return [config, *(inner for part in nested if part is not None for inner in language_configs(part))]
 
 
 def linear_sizes(model: Mapping[str, Any]) -> dict[str, int]:

@@ -31,7 +31,10 @@ ADMITTED: Mapping[str, tuple[str, ...]] = {
     "int8": (*_DENSE, "MixtralForCausalLM"),  # LMDeploy's Qwen2-MoE and Qwen3-MoE have no int8 experts
     "int4": (*_DENSE, *SERVED, "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
 }
-"""Value of DLINFER_CPU_WEIGHTS -> architectures that may be packed: those whose generated tokens we have compared."""
+"""Value of DLINFER_CPU_WEIGHTS -> architectures that LMDeploy builds quantised, with the tokens of such a checkpoint.
+
+Other classes are packed in place (``layers.quantised.few_bits``).
+"""
 
 SETTING = "DLINFER_CPU_WEIGHTS"
 
@@ -58,18 +61,10 @@ _TABLES = ("model.embed_tokens", "model.language_model.embed_tokens", "lm_head")
 def plan(bits: str, model: Mapping[str, Any]) -> Plan:
     """Return the plan that packs a floating-point model to int8 or int4.
 
-    bits: ``int8`` or ``int4``. model: the contents of config.json. Raises UnsupportedFeatureError for an architecture
-    that ``ADMITTED`` does not list under ``bits``, and for sizes that int4 cannot pack.
+    bits: ``int8`` or ``int4``. model: the contents of config.json, of an architecture that ``ADMITTED`` lists under
+    ``bits``. Raises UnsupportedFeatureError for sizes that int4 cannot pack.
     """
     setting = f"{SETTING}={bits}"
-    for name in model.get("architectures") or ["a model whose config.json names no architecture"]:
-        if name not in ADMITTED[bits]:
-            others = (other for other in ADMITTED if name in ADMITTED[other])
-            other = next((f" or set {other}" for other in others), "")
-            served = ", ".join(ADMITTED[bits])
-            raise refuse(
-                f"{setting} for {name} (supported are {served})", f"unset it{other}, or use another model"
-            )
     form = W8A8() if bits == "int8" else AwqInt4(_group(model))
 
     def convert(name: str, tensor: Tensor, layer: Any) -> Iterable[tuple[str, Tensor]]:

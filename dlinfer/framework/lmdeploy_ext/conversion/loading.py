@@ -166,7 +166,7 @@ def _load_model_weights(
     original: Original, self: Any, model: torch.nn.Module, device: torch.device | None = None
 ) -> None:
     plan = plan_of_folder(Path(self.model_path))
-    packing: Any = getattr(model, "packing", None)  # of ``layers.quantised.bf12_packing`` or ``gguf_packing``
+    packing: Any = getattr(model, "packing", None)  # of ``layers.quantised.packing`` or ``gguf_packing``
     read = self._get_weights_iterator
     packs = (packing is not None and packing.gives_back) or (plan is not None and plan.packs)
     if packs and self._weight_type == "safetensors":

@@ -57,28 +57,30 @@ def asked_bits() -> str:
     return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
 
 
-def packs_bf12(hf_config: Any) -> bool:
-    """Return whether a model's weights are packed to BF12: if DLINFER_CPU_WEIGHTS=bf12, and the model is not quantised.
+def packs_in_place(hf_config: Any) -> str:
+    """Return how LMDeploy's own layers are packed while they load: ``bf12``, ``int8``, ``int4``, or an empty text.
 
-    BF12 packing is lossless, so LMDeploy gets no ``quantization_config`` and builds its usual layers.
+    LMDeploy gets no ``quantization_config`` then. A quantised model stays as it is. int8 and int4 of the classes that
+    ``asked_plan`` converts are packed before LMDeploy gets the tensors.
     """
     # ``rewrite`` sets experts_packed_as if it removes a quantised checkpoint's configuration.
     names = ("quantization_config", "experts_packed_as", GGUF_FILE)
     quantised = (getattr(part, name, None) for part in language_configs(hf_config) for name in names)
-    return asked_bits() == _BF12 and all(value is None for value in quantised)
+    return asked_bits() if all(value is None for value in quantised) else ""
 
 
-def packs_head(config: Any) -> bool:
+def packs_head(hf_config: Any) -> bool:
     """Return whether the output projection is packed to int8.
 
     DLINFER_CPU_HEAD decides. If it is unset, the output projection is packed if DLINFER_CPU_WEIGHTS packs the other
-    weights to int8 or int4. It is never packed on a device with a memory of its own. config: LMDeploy's
-    ``quantization_config``, or None if the model is not quantised.
+    weights to int8 or int4. It is never packed on a device with a memory of its own. hf_config: transformers'
+    configuration, whose ``quantization_config`` is the one that LMDeploy gets.
     """
     asked = settings.current().cpu_head
     if activation.active() is None or not activation.device().memory().shared or asked == "kept":
         return False
-    return bool(asked) or is_packed_as_it_loads(config)
+    rounds = packs_in_place(hf_config) not in ("", _BF12)
+    return bool(asked) or rounds or is_packed_as_it_loads(getattr(hf_config, "quantization_config", None))
 
 
 def is_packed_as_it_loads(config: Any) -> bool:
@@ -92,12 +94,25 @@ def is_packed_as_it_loads(config: Any) -> bool:
 def asked_plan(model: Mapping[str, Any]) -> Plan | None:
     """Return the plan that packs a checkpoint to int8 or int4; None unless DLINFER_CPU_WEIGHTS asks for one of them.
 
-    model: the contents of config.json, without a ``quantization_config``. Raises UnsupportedFeatureError if the model
-    cannot be packed.
+    It is None too for classes that LMDeploy cannot build quantised (``packs_in_place``). model: the contents of
+    config.json, without a ``quantization_config``. Raises UnsupportedFeatureError if the model cannot be packed.
     """
     bits = asked_bits()
-    if not bits or bits == _BF12 or GGUF_FILE in model:
+    if bits in ("", _BF12) or GGUF_FILE in model or rounded_in_place(model):
         return None
     from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
 
     return floats.plan(bits, model)
+
+
+def rounded_in_place(model: Mapping[str, Any]) -> str:
+    """Return ``int8`` or ``int4`` if DLINFER_CPU_WEIGHTS asks for it, and LMDeploy cannot build the class quantised.
+
+    The result is an empty text otherwise. model: the contents of config.json, without a ``quantization_config``.
+    """
+    bits = asked_bits()
+    if bits in ("", _BF12):
+        return ""
+    from dlinfer.framework.lmdeploy_ext.conversion import floats  # see ``plan_of``
+
+    return "" if set(model.get("architectures") or [""]) <= set(floats.ADMITTED[bits]) else bits

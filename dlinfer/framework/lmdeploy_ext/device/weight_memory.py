@@ -45,7 +45,7 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
             raise
         raise too_large(f"{gib(int(refused[1]))} for a single weight", memory) from error
     needed = parameter_bytes(model, tied)
-    packing = getattr(model, "packing", None)  # of ``layers.quantised.bf12_packing`` or ``gguf_packing``
+    packing = getattr(model, "packing", None)  # of ``layers.quantised.packing`` or ``gguf_packing``
     if packing is not None:  # BF12 is made while weights load; the largest is whole before it is packed
         needed -= max(packing.saved_bytes - packing.largest_weight, 0)
     if memory.shared:

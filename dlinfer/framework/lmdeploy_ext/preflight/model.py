@@ -71,7 +71,7 @@ class Built:
     def packing(self) -> Any:
         """The object that packs weights while they load, or None.
 
-        See ``layers.quantised.bf12_packing`` and ``layers.quantised.gguf_packing``.
+        See ``layers.quantised.packing`` and ``layers.quantised.gguf_packing``.
         """
         return getattr(self.module, "packing", None)
 

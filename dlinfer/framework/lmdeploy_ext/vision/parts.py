@@ -218,6 +218,7 @@ PARTS: dict[str, Parts] = {
     "Gemma3ForConditionalGeneration": Parts("language_model", ("", "get_image_features"), _TILES, _gemma3),
     "Qwen3VLForConditionalGeneration": _QWEN3_VL,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _QWEN3_VL,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Glm4vForConditionalGeneration": Parts(
@@ -230,7 +231,7 @@ PARTS: dict[str, Parts] = {
         "transformer", ("transformer.vision", "forward"), _IMAGES, _square, arrange_speech=glm_4v.with_images
     ),
 }
-"""Maps the name of LMDeploy's model class to its parts."""
+"""Maps the name of LMDeploy's model class to its parts. Some classes serve several architectures."""
 
 
 def of_model(model: nn.Module) -> Parts | None:

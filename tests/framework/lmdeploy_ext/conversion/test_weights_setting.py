@@ -23,6 +23,7 @@ from dlinfer.framework.lmdeploy_ext.conversion import (
     floats,
     loading,
     model_files,
+    plan,
 )
 from dlinfer.framework.lmdeploy_ext.conversion.formats import W8A8, AwqInt4
 from dlinfer.framework.lmdeploy_ext.layers.quantised import head as packed_head
@@ -40,11 +41,11 @@ def on_cpu():
 
 def packed_as(folder: Path, bits: str) -> dict[str, torch.Tensor]:
     """The tensors of a folder as LMDeploy's loader is handed them."""
-    plan = floats.plan(bits, json.loads((folder / "config.json").read_text()))
+    way = floats.plan(bits, json.loads((folder / "config.json").read_text()))
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         for name, tensor in model_files.tensors(file):
-            found |= {one: made.clone() for one, made in plan.convert(name, tensor, None)}
+            found |= {one: made.clone() for one, made in way.convert(name, tensor, None)}
     return found
 
 
@@ -85,9 +86,6 @@ def test_the_command_and_the_setting_take_the_same_dense_classes():
 @pytest.mark.parametrize(
     ("bits", "config", "says"),
     [
-        ("int8", {"architectures": ["Qwen3MoeForCausalLM"]}, "or set int4"),
-        ("int4", {"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
-        ("int4", {"architectures": []}, "no architecture"),
         ("int4", {"intermediate_size": 100}, "intermediate_size = 100"),
     ],
 )
@@ -97,10 +95,31 @@ def test_what_is_not_packed_is_refused_by_name(bits, config, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("bits", "names", "converts"),
+    [
+        ("int8", ["LlamaForCausalLM"], True),
+        ("int8", ["Qwen3MoeForCausalLM"], False),
+        ("int4", ["Qwen3MoeForCausalLM"], True),
+        ("int4", ["DeepseekV3ForCausalLM"], False),
+        ("int4", [], False),
+        ("bf12", ["LlamaForCausalLM"], False),
+    ],
+)
+def test_classes_that_lmdeploy_does_not_build_quantised_are_packed_in_place(bits, names, converts):
+    config = hf_config(architectures=names)
+    with settings.override(cpu_weights=bits):
+        loading.rewrite(config)
+        in_place, packs_head = plan.packs_in_place(config), plan.packs_head(config)
+    assert hasattr(config, "quantization_config") == converts
+    assert in_place == ("" if converts else bits)
+    assert packs_head == (bits != "bf12")
+
+
 def test_sizes_that_128_does_not_divide_get_smaller_groups():
-    plan = floats.plan("int4", folders.CONFIG | {"intermediate_size": 160})
-    assert plan.config is not None
-    assert plan.config["group_size"] == 32
+    way = floats.plan("int4", folders.CONFIG | {"intermediate_size": 160})
+    assert way.config is not None
+    assert way.config["group_size"] == 32
 
 
 @pytest.mark.parametrize(

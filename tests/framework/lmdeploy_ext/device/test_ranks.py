@@ -8,6 +8,7 @@ from lmdeploy import PytorchEngineConfig
 from lmdeploy.pytorch import envs
 from lmdeploy.pytorch.config import DistConfig
 
+from dlinfer import settings
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import config, tensor_parallel
 from dlinfer.framework.lmdeploy_ext.device import ranks
@@ -81,6 +82,18 @@ def test_models_that_were_not_compared(config, method, named):
     with pytest.raises(UnsupportedFeatureError, match=named):
         tensor_parallel.check_model(config, 2, method)
     tensor_parallel.check_model(config, 1, method)
+
+
+@pytest.mark.parametrize("name", ["GemmaForCausalLM", "Qwen2MoeForCausalLM"])
+def test_weights_that_are_rounded_in_place(name: str) -> None:
+    config = {"architectures": [name]} | SIZES
+    with settings.override(cpu_weights="int8"):
+        with pytest.raises(UnsupportedFeatureError, match=f"tp=2 of {name} with DLINFER_CPU_WEIGHTS=int8"):
+            tensor_parallel.check_model(config, 2, None)
+        tensor_parallel.check_model(config, 1, None)
+        tensor_parallel.check_model(LLAMA | SIZES, 2, None)
+    with settings.override(cpu_weights="bf12"):
+        tensor_parallel.check_model(config, 2, None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.checks.model import adapters, weights
-from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_bf12, packs_head
+from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_head, packs_in_place
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
 from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 from dlinfer.framework.patching import Original, replaces
@@ -15,7 +15,7 @@ from dlinfer.framework.patching import Original, replaces
 @replaces(
     "lmdeploy.pytorch.models.patch:build_patched_model",
     why="builds every layer in the checkpoint's format, and checks neither its memory nor its adapters; "
-    "DLINFER_CPU_HEAD, DLINFER_CPU_WEIGHTS=bf12 and GGUF files need packed layers",
+    "DLINFER_CPU_HEAD, DLINFER_CPU_WEIGHTS and GGUF files need packed layers",
     when=activation.is_on,
 )
 def build_patched_model(
@@ -26,14 +26,12 @@ def build_patched_model(
     def make() -> Any:
         model = original(config, device, build_model_ctx)
         _keep_padding_rows(model)
-        if packs_head(getattr(config.hf_config, "quantization_config", None)):
+        if packs_head(config.hf_config):
             from dlinfer.framework.lmdeploy_ext.layers.quantised import head  # imports LMDeploy's layers
 
             head.pack(model, tied)
-        if packs_bf12(config.hf_config):
-            from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing  # likewise
-
-            bf12_packing.prepare(model, tied, config.dtype)
+        if bits := packs_in_place(config.hf_config):
+            _pack(model, tied, config.dtype, bits)
         if hasattr(config.hf_config, GGUF_FILE):
             from dlinfer.framework.lmdeploy_ext.layers.quantised import gguf_packing  # likewise
 
@@ -44,6 +42,14 @@ def build_patched_model(
     adapters.check_asked(model)
     weights.note_copy(model, original, config, build_model_ctx)
     return model
+
+
+def _pack(model: Any, tied: bool, dtype: torch.dtype, bits: str) -> None:
+    """Let a model pack its weights while they load. bits: the value of DLINFER_CPU_WEIGHTS."""
+    from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12, few_bits, packing  # LMDeploy's layers
+
+    form: Any = bf12.BF12 if bits == bf12.BF12.bits else few_bits.FORMS[bits]
+    packing.prepare(model, tied, dtype, form())
 
 
 def _keep_padding_rows(model: torch.nn.Module) -> None:

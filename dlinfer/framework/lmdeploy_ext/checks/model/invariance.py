@@ -5,6 +5,7 @@ from typing import Any
 from dlinfer import settings
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import support
+from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_in_place
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
@@ -73,6 +74,9 @@ def check_model(hf_config: Any, device_type: str | None) -> None:
         raise _refusal(f"rope type {kind!r}", "use a model whose frequencies never change", device_type)
     if GGUF_FILE in config:
         raise _refusal("a GGUF file", "use the model in the format of Hugging Face", device_type)
+    if (bits := packs_in_place(hf_config)) in ("int8", "int4"):
+        named = f"DLINFER_CPU_WEIGHTS={bits} of {', '.join(names)}"
+        raise _refusal(named, "unset DLINFER_CPU_WEIGHTS", device_type)
     for _, stored in support.quantisation_of(config):
         method = str(stored.get("quant_method", "unknown"))
         numbers = stored.get("quant_dtype") or "int8"

@@ -27,7 +27,22 @@ NOT_SERVED = {
         "it only drafts tokens for speculative decoding",
     ),
 }
-"""Architecture -> why it is not served. For vision-language models see ``SERVED_VISION``."""
+"""Architecture -> why it is not served. For vision-language models see ``NOT_SERVED_VISION``."""
+
+_NO_ORACLE = "transformers has no such class to compare its tokens with"
+_OWN_CODE = f"{_NO_ORACLE}, and its image processor is code in the checkpoint"
+NOT_SERVED_VISION = {
+    "DeepseekVLV2ForCausalLM": "LMDeploy reads its images by a package that needs transformers below 4.48",
+    "InternS1ProForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
+    "InternS1_1_ForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
+    "InternS2MobiusForCausalLM": f"its experts lie in several blocks, and {_NO_ORACLE}",
+    "InternS2MobiusForConditionalGeneration": f"its experts lie in several blocks, and {_NO_ORACLE}",
+    "KimiK25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
+    "Kimi_K25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
+    "MiniCPMV": _OWN_CODE,
+    "Phi3VForCausalLM": _OWN_CODE,
+}
+"""Vision-language architecture -> why it is not served."""
 
 
 SERVED_VISION = {
@@ -35,8 +50,12 @@ SERVED_VISION = {
     "Qwen2_5_VLForConditionalGeneration": "text_config",
     "InternVLForConditionalGeneration": "text_config",
     "InternVLChatModel": "llm_config",
+    "InternS1ForConditionalGeneration": "text_config",
+    "InternS2PreviewForConditionalGeneration": "text_config",
+    "InternS2PreviewForCausalLM": "text_config",
     "Qwen3VLForConditionalGeneration": "text_config",
     "Qwen3VLMoeForConditionalGeneration": "text_config",
+    "Qwen3OmniMoeForConditionalGeneration": "thinker_config.text_config",
     "Qwen3_5ForConditionalGeneration": "text_config",
     "Qwen3_5MoeForConditionalGeneration": "text_config",
     "Gemma3ForConditionalGeneration": "text_config",
@@ -47,7 +66,7 @@ SERVED_VISION = {
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
-"""Served vision-language architecture -> the key of its language model's configuration; empty if not nested."""
+"""Served vision-language architecture -> the keys of its language model's configuration; empty if not nested."""
 
 _COMPARED_PACKED = {
     "Qwen3_5ForConditionalGeneration": ("awq",),
@@ -56,6 +75,10 @@ _COMPARED_PACKED = {
     "Gemma3ForConditionalGeneration": (),
     "Llama4ForConditionalGeneration": (),
     "LlavaNextForConditionalGeneration": (),
+    "Qwen3OmniMoeForConditionalGeneration": (),
+    "InternS1ForConditionalGeneration": (),
+    "InternS2PreviewForConditionalGeneration": (),
+    "InternS2PreviewForCausalLM": (),
 }
 """Vision-language architecture -> the quantisation methods that are served, because a test compares the tokens."""
 
@@ -123,7 +146,10 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     The result is None if no architecture is in ``SERVED_VISION``, or if the configuration is not nested.
     """
     for name in config.get("architectures") or []:
-        inside = config.get(SERVED_VISION.get(name) or "")
+        keys = SERVED_VISION.get(name)
+        inside: Any = config if keys else None
+        for key in (keys or "").split("."):
+            inside = inside.get(key) if isinstance(inside, Mapping) else None
         if isinstance(inside, dict):
             return inside
     return None
@@ -132,11 +158,11 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def reason_against(names: Sequence[str], config: Mapping[str, Any]) -> str | None:
     """Return a reason not to serve a vision-language model; None if it is served.
 
-    The reason is an empty text if the model's tokens were never compared with transformers'. names: the model's class
-    names. config: the contents of config.json.
+    The reason is an empty text for a class that LMDeploy does not have. names: the model's class names. config: the
+    contents of config.json.
     """
     if not any(name in SERVED_VISION for name in names):
-        return ""
+        return next((NOT_SERVED_VISION[name] for name in names if name in NOT_SERVED_VISION), "")
     if config.get("flash_mode"):
         return "it drops image tokens that carry little information (flash_mode)"
     if any(SERVED_VISION.get(name) == "" for name in names) and config.get("quantization_config"):

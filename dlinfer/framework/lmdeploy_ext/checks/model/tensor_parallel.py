@@ -6,6 +6,7 @@ from typing import Any
 from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import BLOCK
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import linear_sizes
+from dlinfer.framework.lmdeploy_ext.conversion.plan import rounded_in_place
 from dlinfer.framework.lmdeploy_ext.device import devices, ranks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
@@ -67,6 +68,10 @@ def check_model(config: dict[str, Any], tp: int, spec_method: str | None) -> Non
     names = support.architectures(config)
     if not set(names) <= set(COMPARED):
         raise refuse(f"tp={tp} of {', '.join(names)}", f"{_ADVICE}, or a model of {', '.join(COMPARED)}")
+    if (bits := rounded_in_place(config)) and not any(support.quantisation_of(config)):
+        raise refuse(
+            f"tp={tp} of {', '.join(names)} with DLINFER_CPU_WEIGHTS={bits}", f"{_ADVICE}, or unset it"
+        )
     _require_whole_heads(config, tp)
     _require_whole_parts(config, tp, _Units())
     for part, stored in support.quantisation_of(config):

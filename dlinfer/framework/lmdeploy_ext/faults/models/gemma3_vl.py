@@ -60,32 +60,11 @@ def note_images(context: Any) -> None:
     meta.image_blocks = meta.block_offsets[[sequence for sequence, *_ in images]]
 
 
-@corrects(
-    "lmdeploy.vl.model.gemma3_vl:Gemma3VisionModel.to_pytorch",
-    why="leaves out the tokens around an image, puts all images before the text, and drops further texts of a message",
-)
-def _to_pytorch(
-    original: Original,
-    self: Any,
-    messages: Any,
-    chat_template: Any,
-    tokenizer: Any,
-    tools: Any = None,
-    chat_template_kwargs: Any = None,
-    **kwargs: Any,
-) -> dict[str, Any]:
-    begin, end = self.processor.boi_token, self.processor.tokenizer.eoi_token
-    piece = self.processor.tokenizer.image_token
-    return image_prompts.with_images(
-        self,
-        messages,
-        chat_template,
-        tokenizer,
-        place=begin,
-        token=piece,
-        written=lambda image: f"\n\n{begin}{piece * image['image_tokens']}{end}\n\n",
-        options={"tools": tools, **(chat_template_kwargs or {})},
-    )
+def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
+    names = model.processor.tokenizer
+    begin, piece, end = model.processor.boi_token, names.image_token, names.eoi_token
+    written = lambda image: f"\n\n{begin}{piece * image['image_tokens']}{end}\n\n"  # noqa: E731
+    return {"place": begin, "token": piece, "written": written}
 
 
 def _dtype_of_the_whole(
@@ -113,14 +92,22 @@ def _load_weights(original: Original, self: Any, weights: Iterable[tuple[str, Te
     self.language_model.load_weights(of_language())
 
 
-PATCHES = tuple(
-    corrects(
-        f"lmdeploy.pytorch.configurations.{builder}.build",
-        why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
-        for_models=(model,),
-    )(_dtype_of_the_whole)
-    for model, builder in (
-        ("gemma3", "gemma:GemmaVLModelConfigBuilder"),
-        ("llama4", "llama4:Llama4ModelConfigBuilder"),
-    )
+PATCHES = (
+    image_prompts.corrected(
+        "lmdeploy.vl.model.gemma3_vl:Gemma3VisionModel.to_pytorch",
+        _marks,
+        why="leaves out the tokens around an image, puts all images before the text, and drops further texts of a "
+        "message",
+    ),
+    *(
+        corrects(
+            f"lmdeploy.pytorch.configurations.{builder}.build",
+            why="misses a dtype outside text_config, where transformers 5 saves it, and takes float16",
+            for_models=(model,),
+        )(_dtype_of_the_whole)
+        for model, builder in (
+            ("gemma3", "gemma:GemmaVLModelConfigBuilder"),
+            ("llama4", "llama4:Llama4ModelConfigBuilder"),
+        )
+    ),
 )

@@ -8,12 +8,43 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+from dlinfer.framework.lmdeploy_ext.device.activation import corrects
+from dlinfer.framework.patching import Original, Patch
+
+_WHY = "puts all images before the text, drops further texts of a message, and tokenises the parts one by one"
 _NOT_OF_THE_CHAT = ("images", "preprocess", "forward")
 
 
 def has_torchvision() -> bool:
     """Return whether torchvision is installed, by the same check as in transformers."""
     return importlib.util.find_spec("torchvision") is not None
+
+
+def corrected(
+    target: str, marks: Callable[[Any, Any], dict[str, Any]], why: str = _WHY, **record: Any
+) -> Patch:
+    """Return a patch of a preprocessing model's ``to_pytorch``, which then returns the prompt of ``with_images``.
+
+    marks: a function that takes the preprocessing model and the tokenizer, and returns the arguments ``place``,
+    ``token`` and ``written`` of ``with_images``. record: other fields of the Patch.
+    """
+
+    @corrects(target, why=why, **record)
+    def to_pytorch(
+        original: Original,
+        self: Any,
+        messages: Any,
+        chat_template: Any,
+        tokenizer: Any,
+        tools: Any = None,
+        chat_template_kwargs: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        options = {"tools": tools, **(chat_template_kwargs or {})}
+        own = marks(self, tokenizer)
+        return with_images(self, messages, chat_template, tokenizer, **own, options=options)
+
+    return to_pytorch
 
 
 def with_images(

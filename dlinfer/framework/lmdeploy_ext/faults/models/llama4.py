@@ -162,28 +162,9 @@ def _preprocessor(original: Original, self: Any, trust_remote_code: bool = False
         original(self, trust_remote_code)
 
 
-@corrects(
-    f"{_VISION}.to_pytorch",
-    why="puts all images before the text, drops further texts of a message, and tokenises the parts one by one",
-)
-def _to_pytorch(
-    original: Original,
-    self: Any,
-    messages: Any,
-    chat_template: Any,
-    tokenizer: Any,
-    tools: Any = None,
-    chat_template_kwargs: Any = None,
-    **kwargs: Any,
-) -> dict[str, Any]:
-    options = {"tools": tools, **(chat_template_kwargs or {})}
-    return image_prompts.with_images(
-        self,
-        messages,
-        chat_template,
-        tokenizer,
-        place=self.processor.image_token,
-        token=self.processor.img_patch_token,
-        written=lambda image: image.pop("image_prompts"),
-        options=options,
-    )
+def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
+    tokens = {"place": model.processor.image_token, "token": model.processor.img_patch_token}
+    return tokens | {"written": lambda image: image.pop("image_prompts")}
+
+
+PATCHES = (image_prompts.corrected(f"{_VISION}.to_pytorch", _marks),)

@@ -24,32 +24,16 @@ def _image_token(original: Original, self: Any, trust_remote_code: bool = False)
     self.image_token_id = self.hf_config.image_token_index
 
 
-@corrects(
-    "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.to_pytorch",
-    why="puts all images before the text, drops further texts of a message, and tokenises the parts one by one",
-    for_models=_BOTH,
+def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
+    token = tokenizer.model.model.convert_ids_to_tokens(model.image_token_id)
+    return {"place": token, "token": token, "written": lambda image: token * image["image_tokens"]}
+
+
+PATCHES = (
+    image_prompts.corrected(
+        "lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.to_pytorch", _marks, for_models=_BOTH
+    ),
 )
-def _to_pytorch(
-    original: Original,
-    self: Any,
-    messages: Any,
-    chat_template: Any,
-    tokenizer: Any,
-    tools: Any = None,
-    chat_template_kwargs: Any = None,
-    **kwargs: Any,
-) -> dict[str, Any]:
-    token = tokenizer.model.model.convert_ids_to_tokens(self.image_token_id)
-    return image_prompts.with_images(
-        self,
-        messages,
-        chat_template,
-        tokenizer,
-        place=token,
-        token=token,
-        written=lambda image: token * image["image_tokens"],
-        options={"tools": tools, **(chat_template_kwargs or {})},
-    )
 
 
 @corrects(

@@ -1,4 +1,4 @@
-"""Correct Qwen2-VL and Qwen3-VL: the activation of vision layers, and fields that transformers takes for granted."""
+"""Correct Qwen2-VL, Qwen3-VL and Qwen3-Omni: an activation of vision layers, and fields that transformers assumes."""
 
 from typing import Any
 
@@ -34,5 +34,21 @@ def _fields_of_transformers(
         inside.dtype = hf_config.dtype
     if inside is not None and hf_config.model_type in ("qwen3_vl", "qwen3_vl_moe"):
         inside.norm_topk_prob = True
-        inside.rope_parameters = _AXES | inside.rope_parameters | {"mrope_interleaved": True}
+        _interleave_axes(inside)
     return original(cls, hf_config, model_path, **kwargs)
+
+
+@corrects(
+    "lmdeploy.pytorch.configurations.qwen3_omni:Qwen3OmniModelConfigBuilder.build",
+    why="misses interleaved axes of positions, which transformers' Qwen3-Omni takes for granted",
+    for_models=("qwen3_omni_moe",),
+)
+def _axes_of_transformers(
+    original: Original, cls: Any, hf_config: Any, model_path: str | None = None, **kwargs: Any
+) -> Any:
+    _interleave_axes(hf_config.thinker_config.text_config)
+    return original(cls, hf_config, model_path, **kwargs)
+
+
+def _interleave_axes(text_config: Any) -> None:
+    text_config.rope_parameters = _AXES | text_config.rope_parameters | {"mrope_interleaved": True}

@@ -34,7 +34,7 @@ def _either_layout(
     "lmdeploy.pytorch.models.qwen3_moe:Qwen3MoeMLP.forward",
     why="lacks a parameter that every layer passes, so a model that has a layer without experts fails",
     signature="(self, x)",
-    for_models=("qwen3_moe", "qwen3_vl_moe"),
+    for_models=("qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe"),
 )
 def _without_routed_experts(original: Original, self: Any, x: Tensor, **passed: Any) -> Tensor:
     """Run the MLP of a layer without experts. passed: ``all_routed_experts``, where layers with experts note theirs."""

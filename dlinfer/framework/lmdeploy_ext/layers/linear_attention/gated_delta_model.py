@@ -13,7 +13,7 @@ from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.patching import Original, replaces
 
-_QWEN3_5 = ("qwen3_5", "qwen3_5_moe")
+_QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "intern_s2_preview")
 _replaces = functools.partial(replaces, when=activation.is_on)
 _replaces_next = functools.partial(_replaces, for_models=("qwen3_next",))
 _replaces_3_5 = functools.partial(_replaces, for_models=_QWEN3_5)
@@ -64,7 +64,7 @@ def _linear_layers(model: str, types: list[str]) -> int:
 @_replaces_3_5(
     "lmdeploy.pytorch.configurations.qwen3_5:Qwen3_5ModelConfigBuilder.build",
     why="misses fields of the configuration that transformers 5 takes for granted: the gate of attention, the axes of "
-    "positions, and a dtype outside text_config",
+    "positions, and a dtype outside text_config. It builds a part for time series, but never loads its weights",
 )
 def _build_config_3_5(
     original: Original,
@@ -85,6 +85,7 @@ def _build_config_3_5(
     )
     if text.dtype is None:
         text.dtype = hf_config.dtype
+    vars(hf_config).pop("ts_config", None)
     return original(cls, hf_config, model_path, tp, is_draft_model, spec_method, num_spec_tokens, **kwargs)
 
 

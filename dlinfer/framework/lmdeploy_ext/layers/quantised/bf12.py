@@ -1,7 +1,7 @@
 """Layers whose bfloat16 weights are packed without loss as BF12, 12 bits for each number.
 
 A packed weight is a flat tensor of bytes (``ops.quantised.bf12``), so the layers store its numbers of rows and columns.
-``bf12_packing`` packs weights while a model loads.
+``packing`` packs weights while a model loads.
 """
 
 from typing import Any
@@ -12,6 +12,8 @@ from lmdeploy.pytorch.backends.moe import FusedMoEImpl
 from torch import Tensor, nn
 
 from dlinfer import ops
+from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers.quantised.packing import Form, Weight
 from dlinfer.framework.lmdeploy_ext.layers.quantised.table import Table
 from dlinfer.ops.quantised import bf12
 
@@ -86,3 +88,38 @@ class EmbeddingBF12(_PackedTable):
     def forward(self, x: Tensor) -> Tensor:
         """Return a new bfloat16 tensor [..., hidden]. x: token ids [...]."""
         return ops.embedding_bf12(x, self.table, self.rows, self.columns)
+
+
+class BF12(Form):
+    """The same bfloat16 numbers in 12 bits. A packed weight is one flat tensor of bytes.
+
+    BF12 encodes 15 neighbouring exponents. A number with another exponent takes extra bytes.
+    """
+
+    bits = "bf12"
+    dtypes = (torch.bfloat16,)
+    linear_ops, experts_ops, table_op = ("linear_bf12",), ("fused_moe_bf12",), "embedding_bf12"
+
+    def least_bytes(self, rows: int, columns: int) -> int | None:
+        return bf12.packed_bytes(rows, columns)
+
+    def pack(self, weight: Tensor, name: str) -> tuple[Tensor, ...]:
+        rows = weight.flatten(0, -2)
+        packed = activation.device().pack_bf12(rows)  # the device's own function is faster
+        return (bf12.pack(rows) if packed is None else packed,)
+
+    def unpack(self, parts: tuple[Tensor, ...], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return bf12.unpack(parts[0], rows, columns)
+
+    def linear(self, weight: Weight) -> Any:
+        return LinearBF12(weight.rows, weight.columns)
+
+    def experts(self, layer: Any, gate_up: Weight, down: Weight) -> Any:
+        return ExpertsBF12(
+            renormalize=layer.impl.renormalize, num_experts=layer.num_experts, intermediate_size=down.columns
+        )
+
+    def tables(self, weight: Weight) -> tuple[Table, Table]:
+        numbers = nn.Parameter(weight.parameter.data, requires_grad=False)
+        parts = (numbers, weight.rows, weight.columns)
+        return HeadBF12(*parts), EmbeddingBF12(*parts)

@@ -110,6 +110,17 @@ def test_quantised_weights(name, stored):
         invariance.check_model(config(name, quantization_config=stored), "cpu")
 
 
+def test_weights_that_are_rounded_in_place():
+    PytorchEngineConfig(device_type="cpu")
+    with (
+        settings.override(cpu_weights="int8", cpu_batch_invariant=True),
+        pytest.raises(UnsupportedFeatureError, match="DLINFER_CPU_WEIGHTS=int8 of Qwen3MoeForCausalLM"),
+    ):
+        invariance.check_model(config("Qwen3MoeForCausalLM"), "cpu")
+    with settings.override(cpu_weights="bf12", cpu_batch_invariant=True):
+        invariance.check_model(config("Qwen3MoeForCausalLM"), "cpu")
+
+
 def test_gguf_files():
     with pytest.raises(UnsupportedFeatureError, match="a GGUF file with DLINFER_CPU_BATCH_INVARIANT=1"):
         invariance.check_model(config("LlamaForCausalLM", gguf_file="model.gguf"), "cpu")

@@ -15,6 +15,7 @@ from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import FLOATS_ALON
 from dlinfer.framework.lmdeploy_ext.checks.model.support import (
     _COMPARED_PACKED,
     NOT_SERVED,
+    NOT_SERVED_VISION,
     SERVED_VISION,
     check_support,
     is_vision_language,
@@ -53,25 +54,12 @@ SERVED = {
     "Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM",
 }
-VISION = {
-    "InternS1ForConditionalGeneration",
-    "InternS1ProForConditionalGeneration",
-    "InternS1_1_ForConditionalGeneration",
-    "InternS2MobiusForCausalLM",
-    "InternS2MobiusForConditionalGeneration",
-    "InternS2PreviewForCausalLM",
-    "InternS2PreviewForConditionalGeneration",
-    "KimiK25ForConditionalGeneration",
-    "Kimi_K25ForConditionalGeneration",
-    "MiniCPMV",
-    "Phi3VForCausalLM",
-    "Qwen3OmniMoeForConditionalGeneration",
-}
 
 
 def test_every_class_of_lmdeploys_module_map_has_a_row():
     both = {"ChatGLMForConditionalGeneration"}  # with a part for vision and without
-    rows = [SERVED, VISION, SERVED_VISION.keys() - both, set(NESTED), set(NOT_SERVED)]
+    rows = [SERVED, SERVED_VISION.keys() - both, set(NOT_SERVED), set(NOT_SERVED_VISION)]
+    assert set(NESTED) <= set(NOT_SERVED_VISION)
     assert set().union(*rows) == set(MODULE_MAP)
     assert sum(map(len, rows)) == len(MODULE_MAP), "a class stands in two rows"
 
@@ -83,16 +71,23 @@ def test_language_models_are_served(name: str):
     assert not is_vision_language({"architectures": [name], "vocab_size": 1})
 
 
+def nested(keys: str, inside: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with another one inside, behind keys with dots between them."""
+    for key in reversed(keys.split(".")):
+        inside = {key: inside}
+    return inside
+
+
 @pytest.mark.parametrize("name", sorted(name for name, inside in SERVED_VISION.items() if inside))
 def test_vision_language_models_are_served_if_their_language_model_is(name: str):
     assert check_vl_llm("pytorch", {"architectures": [name]})
-    inside = SERVED_VISION[name]
-    check_support({"architectures": [name], inside: {"architectures": ["Qwen2ForCausalLM"]}})
-    check_support({"architectures": [name], inside: {}, "vision_config": {}})
+    whole, keys = {"architectures": [name]}, SERVED_VISION[name]
+    check_support(whole | nested(keys, {"architectures": ["Qwen2ForCausalLM"]}))
+    check_support(whole | nested(keys, {}) | {"vision_config": {}})
     with pytest.raises(UnsupportedFeatureError, match="SDARForCausalLM"):
-        check_support({"architectures": [name], inside: {"architectures": ["SDARForCausalLM"]}})
+        check_support(whole | nested(keys, {"architectures": ["SDARForCausalLM"]}))
     with pytest.raises(UnsupportedFeatureError, match="gptq"):
-        check_support({"architectures": [name], inside: {"quantization_config": {"quant_method": "gptq"}}})
+        check_support(whole | nested(keys, {"quantization_config": {"quant_method": "gptq"}}))
 
 
 @pytest.mark.parametrize("name", sorted(name for name, inside in SERVED_VISION.items() if not inside))
@@ -119,7 +114,7 @@ def test_qwen3_5_is_served_in_awq_alone(name: str):
 @pytest.mark.parametrize("name", sorted(name for name, methods in _COMPARED_PACKED.items() if not methods))
 def test_quantised_models_that_were_never_compared_are_refused(name: str):
     with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*quantised as awq were never compared"):
-        check_support({"architectures": [name], "text_config": {"quantization_config": AWQ}})
+        check_support({"architectures": [name]} | nested(SERVED_VISION[name], {"quantization_config": AWQ}))
 
 
 def test_image_tokens_that_are_left_out_are_refused():
@@ -142,10 +137,10 @@ def test_the_table_of_the_docs_names_every_served_model():
 
 
 def test_graph_mode_knows_the_parts_of_every_served_model():
-    assert set(PARTS) == set(SERVED_VISION)
+    assert set(PARTS) == {MODULE_MAP[name].rpartition(".")[2] for name in SERVED_VISION}
 
 
-@pytest.mark.parametrize("name", sorted(VISION))
+@pytest.mark.parametrize("name", sorted(NOT_SERVED_VISION.keys() - NESTED.keys()))
 @pytest.mark.parametrize("mapped", [False, True], ids=["architectures", "auto_map"])
 def test_vision_language_models_are_refused(name: str, mapped: bool):
     config: dict[str, Any] = {"architectures": [name]}
@@ -154,6 +149,7 @@ def test_vision_language_models_are_refused(name: str, mapped: bool):
         config = {"auto_map": {"AutoModelForCausalLM": f"modeling.{name}"}}
     with pytest.raises(UnsupportedFeatureError, match=f"vision-language model .*{name}") as caught:
         check_support(config)
+    assert NOT_SERVED_VISION[name] in str(caught.value)
     assert "Next step:" in str(caught.value)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from lmdeploy.model import BaseChatTemplate, HFChatTemplate
 
+from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts
 
 IMAGE = 9
@@ -72,3 +73,28 @@ def test_templates_of_lmdeploy_get_a_text() -> None:
 def test_a_text_cannot_stand_for_an_image(words: str) -> None:
     with pytest.raises(ValueError, match="which stand for images"):
         prompt_of(text(words), PICTURE)
+
+
+def test_a_patch_takes_the_marks_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation, "_active", "cpu")
+
+    def marks(model: Any, tokenizer: Any) -> dict[str, Any]:
+        assert (model.image_token_id, type(tokenizer)) == (IMAGE, Words)
+        return {"place": "<image>", "token": "i", "written": lambda image: "i" * image["image_tokens"]}
+
+    patch = image_prompts.corrected("lmdeploy.vl.model.llava_hf:LlavaHfVisionModel.to_pytorch", marks)
+    to_pytorch = patch.build(None)  # pyright: ignore[reportArgumentType]
+    messages = [
+        {"role": "user", "content": [text("ab"), PICTURE]},
+        {"role": "preprocess", "content": [{"image_tokens": 2}]},
+    ]
+    model = SimpleNamespace(image_token_id=IMAGE)
+    prompt = to_pytorch(model, messages, Template(), Words(), chat_template_kwargs={"begin": "s "})
+    assert prompt["prompt"] == "s ab ii"
+    assert prompt["multimodal"] == [{"image_tokens": 2, "offset": 2}]
+
+
+def test_each_model_whose_prompts_are_corrected_has_its_patch() -> None:
+    targets = {patch.target for patch in activation.patches().patches}
+    names = ("gemma3_vl:Gemma3VisionModel", "llama4:LLama4VisionModel", "llava_hf:LlavaHfVisionModel")
+    assert targets >= {f"lmdeploy.vl.model.{name}.to_pytorch" for name in names}

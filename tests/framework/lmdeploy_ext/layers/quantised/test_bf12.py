@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from dlinfer import ops, settings
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
-from dlinfer.framework.lmdeploy_ext.layers.quantised import bf12_packing
+from dlinfer.framework.lmdeploy_ext.layers.quantised import packing
 from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import (
+    BF12,
     EmbeddingBF12,
     ExpertsBF12,
     HeadBF12,
@@ -128,7 +129,7 @@ def test_every_bit_of_every_layer_is_there(tmp_path, shards, tied, name, caplog)
         assert torch.equal(embedding.table, head.table)
     assert not hasattr(got, "packing")
     assert f"packed {4 * folders.LAYERS + 1} weights" in caplog.text
-    assert "left 0 in bfloat16" in caplog.text
+    assert "left 0 as they are" in caplog.text
 
 
 def test_a_layer_computes_what_it_did(tmp_path):
@@ -173,14 +174,14 @@ def test_what_would_not_get_smaller_stays(tmp_path, caplog):
         assert (type(layer.impl) is LinearBF12) == ("down_proj" not in name)
     path = "model.layers.0.mlp.down_proj"
     assert torch.equal(bits(got.get_submodule(path).weight), bits(want.get_submodule(path).weight))
-    assert f"left {folders.LAYERS} in bfloat16" in caplog.text
+    assert f"left {folders.LAYERS} as they are" in caplog.text
 
 
 def test_of_a_weight_that_comes_twice_the_second_counts(tmp_path):
     folders.write(tmp_path / "m", tensors())
     layer = plain(tmp_path / "m").get_submodule("model.layers.0.mlp.gate_up_proj")
     first, second, other = (torch.randn(folders.INNER, folders.HIDDEN).bfloat16() for _ in range(3))
-    weight = bf12_packing.Weight(layer, bf12.pack)
+    weight = packing.Weight(layer, BF12())
     with torch.inference_mode():
         for part, numbers in ((0, first), (1, other), (0, second)):
             loader.load_weight(layer.weight, numbers, shard_id=part)
@@ -273,9 +274,9 @@ def test_a_rank_packs_experts_of_which_it_copies_parts():
 
     parameter.weight_loader, module.weight = load, parameter
     layer = SimpleNamespace(tp=2, num_experts=2, gate_up=module, down=nn.Module())
-    (_, parts), (_, of_down) = bf12_packing._parts_of_experts(layer)
+    (_, parts), (_, of_down) = packing._parts_of_experts(layer)
     assert (parts, of_down) == (4, 2)
-    weight = bf12_packing.Weight(module, bf12.pack, parts)
+    weight = packing.Weight(module, BF12(), parts)
     whole = torch.randn(2, 2, 128, 512).bfloat16()
     for expert in range(2):
         for number, shard in enumerate(("gate", "up")):
