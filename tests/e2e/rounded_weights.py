@@ -85,6 +85,7 @@ def round_weights(model: nn.Module, bits: str) -> int:
         if bits == "int8":
             layer.impl = _ExpertsOfRoundedInputs(layer.impl)
     for module in model.modules():
-        if hasattr(module, "process_weights_after_loading"):
-            module.process_weights_after_loading()  # latent attention makes two weights from one
+        after: Any = getattr(module, "process_weights_after_loading", None)
+        if after is not None:
+            after()  # latent attention makes two weights from one
     return count

@@ -57,7 +57,7 @@ REST = [
     Case("qwen3_5", eager=False, is_tied=True, packed=22),
     Case("qwen3_5", eager=True, is_tied=True, head="int8", packed=21),
     Case("qwen3_5_moe", eager=True, packed=30),
-    *(Case(family, eager=True, packed=None) for family in ("gemma3_vl", "llava", "llava_next", "llama4")),
+    *(Case(family, eager=True, packed=None) for family in ("gemma3_vl", "llava", "llama4")),
     *(Case(family, eager=True, packed=None) for family in ("qwen3_omni", "interns1", "interns2_preview")),
     *(Case(family, eager=False, packed=None) for family in ("gemma3_vl", "llama4", "qwen3_omni")),
     Case("llama", eager=False, head="kept", packed=8),
@@ -141,8 +141,9 @@ def check(lab: Lab, folder: Path, case: Case) -> None:
     head = {"DLINFER_CPU_HEAD": case.head} if case.head else {}
     want = serve(lab, model, case.eager, head)
     got = serve(lab, model, case.eager, ASKED | head)
-    assert want["tables"] == 0 < got["tables"]
-    assert case.packed in (None, got["tables"])
+    packed: Any = got["tables"]
+    assert want["tables"] == 0 < packed
+    assert case.packed in (None, packed)
     assert got.tokens("batch") == want.tokens("batch")
     assert got["logits"] == want["logits"]  # their shapes, or what a step raised
     for i in range(len(SCORED)):

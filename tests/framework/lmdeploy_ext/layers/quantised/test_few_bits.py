@@ -25,16 +25,17 @@ def _seed() -> None:
 def loaded(form: Form, *shape: int) -> tuple[Weight, Tensor]:
     """A weight after LMDeploy loaded it in two parts, and what it was."""
     module: Any = nn.Module()
-    module.weight = nn.Parameter(torch.empty(*shape, dtype=torch.bfloat16), requires_grad=False)
+    held: Any = nn.Parameter(torch.empty(*shape, dtype=torch.bfloat16), requires_grad=False)
+    module.weight = held
 
     def load(parameter: nn.Parameter, part: Tensor, number: int) -> None:
         parameter.data.chunk(2, -2)[number].copy_(part)
 
-    module.weight.weight_loader = load
+    held.weight_loader = load
     weight, plain = Weight(module, form, name="a layer"), torch.randn(*shape).bfloat16()
     for number, part in enumerate(plain.chunk(2, -2)):
         assert not weight.is_packed
-        module.weight.weight_loader(module.weight, part, number)
+        held.weight_loader(held, part, number)
     return weight, plain
 
 
