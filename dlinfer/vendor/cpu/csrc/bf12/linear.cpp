@@ -87,8 +87,8 @@ void multiply_in_tiles(const Matrix& matrix, Rows<const BFloat16> x, const BFloa
 }
 #endif
 
-// Returns whether AMX tiles multiply so many rows of x: as many as those of a plain weight, so that a sum has the same
-// order and its bits do not tell how the weight is stored. With 3 to 5 rows few_rows.h would be a fifth faster.
+// Returns whether AMX tiles multiply so many rows of x. They take as many rows of a plain weight. So each sum has the
+// same order, and the same bits, whichever way the weight is stored. With 3 to 5 rows few_rows.h would be a fifth faster.
 bool packed_tiles_take([[maybe_unused]] int64_t inputs) {
 #if defined(DLINFER_HAS_TILES)
   return (inputs > kUntilTiles || batch_invariant()) && tiles_granted();
