@@ -37,7 +37,7 @@ def _registered(layer: nn.Module, weight: Weight) -> tuple[nn.Parameter, ...]:
     return parameters
 
 
-class _Linear(LinearImpl):
+class _Linear:
     """A linear layer. weight: what ``form`` packed. The packed numbers themselves are the layer's parameter."""
 
     form: Any
@@ -53,7 +53,7 @@ class _Linear(LinearImpl):
         return self.form.unpack(parts, self.rows, self.columns, self.dtype)
 
 
-class LinearInt8(_Linear):
+class LinearInt8(_Linear, LinearImpl):
     """x @ weight.T + bias for int8 numbers and a scale for each row. x is quantised for each token."""
 
     def __init__(self, weight: Weight) -> None:
@@ -75,7 +75,7 @@ class LinearInt8(_Linear):
         return self.inner.forward(x, weight, self.others[0], bias, all_reduce, group)
 
 
-class LinearInt4(_Linear):
+class LinearInt4(_Linear, LinearImpl):
     """x @ weight.T + bias for numbers of 4 bits in AWQ's layout."""
 
     def forward(
