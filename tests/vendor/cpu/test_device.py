@@ -47,10 +47,13 @@ def test_what_the_user_has_set_stays():
 
 
 def test_prompts_of_all_lengths_do_not_fill_the_memory():
-    """MiB after products of 200 numbers of rows: a few where few are kept, and a hundred where all are."""
+    """MiB after products of 200 numbers of rows: a few where few are kept, and a hundred where all are.
+
+    With AMX both are four times as much.
+    """
     kept, _ = run("device")
-    assert kept < 80, kept
     everything, names = run("plain")
+    assert kept < max(80, everything / 4), (kept, everything)
     if names == [None, None] and everything < 80:
         pytest.skip(f"on this CPU torch keeps {everything:.0f} MiB of 200 products, whatever is set")
 
