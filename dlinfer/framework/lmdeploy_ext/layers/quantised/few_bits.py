@@ -1,11 +1,12 @@
 """Layers whose weights of int8 or int4 were packed while a model of any class was loading.
 
-The numbers are those of the formats ``w8a8`` and ``awq-int4`` (``conversion.formats``). LMDeploy builds its layers for
-floats, so scales and zero points belong to the implementations of the layers.
+``conversion.formats`` rounds the numbers, to ``w8a8`` or ``awq-int4``. LMDeploy builds these layers for floats. So the
+implementation of each layer holds its scales and zero points.
 """
 
 import math
 import re
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -120,9 +121,9 @@ class _Experts(FusedMoEImpl):
         parts = (gate_up, *self.gate_up, down, *self.down)
         return self.compute(hidden_states, *parts, topk_weights, topk_ids, *self.router)
 
+    @abstractmethod
     def compute(self, *arguments: Any) -> Tensor:
-        """Call the op. arguments: its own, up to ``renormalize``."""
-        raise NotImplementedError
+        """Call the op and return its new tensor [N, hidden]. arguments: the op's own, up to ``renormalize``."""
 
 
 class ExpertsInt8(_Experts):
