@@ -63,7 +63,10 @@ def note_images(context: Any) -> None:
 def _marks(model: Any, tokenizer: Any) -> dict[str, Any]:
     names = model.processor.tokenizer
     begin, piece, end = model.processor.boi_token, names.image_token, names.eoi_token
-    written = lambda image: f"\n\n{begin}{piece * image['image_tokens']}{end}\n\n"  # noqa: E731
+
+    def written(image: dict[str, Any]) -> str:
+        return f"\n\n{begin}{piece * image['image_tokens']}{end}\n\n"
+
     return {"place": begin, "token": piece, "written": written}
 
 
