@@ -66,6 +66,7 @@ def routers(config: DeepseekV2Config) -> tuple[Any, DeepseekV2TopkRouter]:
 
 
 def config_of(method: str, norm: bool, groups: int, kept: int, top_k: int, scale: float) -> DeepseekV2Config:
+    scoring: dict[str, Any] = {"scoring_func": "softmax"}  # transformers has no such field
     return DeepseekV2Config(
         hidden_size=HIDDEN,
         n_routed_experts=EXPERTS,
@@ -75,7 +76,7 @@ def config_of(method: str, norm: bool, groups: int, kept: int, top_k: int, scale
         n_group=groups,
         topk_group=kept,
         routed_scaling_factor=scale,
-        scoring_func="softmax",
+        **scoring,
     )
 
 
