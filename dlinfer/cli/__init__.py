@@ -96,7 +96,7 @@ def _add_explain(commands: Any) -> None:
     for form, what in (
         ("txt", "as text"),
         ("json", "as JSON"),
-        ("html", "as an HTML page with the graph drawn"),
+        ("html", "as an HTML page that lists what runs, in order and by layer"),
     ):
         explain.add_argument(
             f"--{form}", type=Path, metavar="FILE", help=f"write the full explanation to FILE {what}"

@@ -32,7 +32,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command. An option that the user does not give keeps PytorchEngineConfig's default."""
     parser.add_argument(
-        "folder", metavar="MODEL", type=Path, help="model folder in the format of Hugging Face"
+        "folder",
+        metavar="MODEL",
+        type=Path,
+        help="model folder in the format of Hugging Face, or a GGUF file",
     )
     parser.add_argument("--device", default="cpu", metavar="NAME", help="device type (default cpu)")
     for name, (kind, text) in _OPTIONS.items():

@@ -23,7 +23,7 @@ EXIT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
-    parser.add_argument("model", metavar="MODEL", help="model folder or hub id, as for LMDeploy")
+    parser.add_argument("model", metavar="MODEL", help="model folder, GGUF file or hub id, as for LMDeploy")
     parser.add_argument(
         "--replicas", type=int, metavar="N", help="number of servers (default: one for each NUMA node)"
     )

@@ -14,9 +14,6 @@ from torch.utils import _pytree as pytree
 from dlinfer import ops, settings, vendor
 from tests.ops import cases
 
-CONTIGUOUS = {("fused_moe_gguf", "gate_up_weights"), ("fused_moe_gguf", "down_weights")}
-"""Arguments that their op takes in one layout only."""
-
 
 def turned(value: Any) -> Any:
     """The same elements in memory whose dimensions lie in reverse order."""
@@ -43,7 +40,7 @@ def test_strides_are_those_of_the_fake(vendor_name: str, op: str, name: str):
     spec = ops.registry()[op]
     given = cases.sample(op, name, torch.float32).args
     args = [
-        one if parameter in spec.mutates or (op, parameter) in CONTIGUOUS else turned(one)
+        one if parameter in spec.mutates else turned(one)
         for parameter, one in zip(spec.parameters, given, strict=True)
     ]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -160,13 +160,15 @@ def check_packed(
 ) -> None:
     """Raise OpArgumentError unless ``packed``'s last dimension holds the matrices of such types and sizes.
 
-    The check does not read the values, so it also accepts fake tensors.
+    A single weight has to be contiguous, a stack of weights need not. The check does not read the values, so it also
+    accepts fake tensors.
     """
     if packed.dtype is not torch.uint8:
         raise rules.error(
             argument, "a uint8 tensor, as dlinfer.ops.quantised.gguf describes it", packed.dtype
         )
-    rules.require(packed.is_contiguous(), argument, "a contiguous tensor", packed.stride)
+    is_laid_out = packed.dim() > 1 or packed.is_contiguous()
+    rules.require(is_laid_out, argument, "a contiguous tensor", packed.stride)
     rules.require(
         len(types) == len(rows), "rows", f"{len(types)} numbers, as many as types", lambda: len(rows)
     )

@@ -58,9 +58,9 @@ def fused_moe_gguf(
     both, hidden = [intermediate_size] * 2, [hidden_states.shape[1]]
 
     def gate_up(x: Tensor, expert: int) -> Tensor:
-        return linear_gguf(x, gate_up_weights[expert], None, gate_up_types, both)
+        return linear_gguf(x, gate_up_weights[expert].contiguous(), None, gate_up_types, both)
 
     def down(x: Tensor, expert: int) -> Tensor:
-        return linear_gguf(x, down_weights[expert], None, [down_type], hidden)
+        return linear_gguf(x, down_weights[expert].contiguous(), None, [down_type], hidden)
 
     return routed(hidden_states, topk_weights, topk_ids, renormalize, gate_up, down)

@@ -34,6 +34,7 @@ _JOINED = "LMDeploy joins its projections, and its tokens with quantised weights
 
 FLOATS_ALONE = {
     "PhiMoEForCausalLM": _FLOATS,
+    "PhimoeForCausalLM": _FLOATS,  # transformers 5's name
     "MiniCPM3ForCausalLM": _FLOATS,
     "DeepseekV32ForCausalLM": _JOINED,
     "GlmMoeDsaForCausalLM": _JOINED,
