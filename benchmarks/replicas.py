@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from dlinfer.serve.replica import healthy
+from dlinfer.serve.replica import health
 from dlinfer.vendor.cpu.host.cpus import usable_cpus
 from examples.tiny_models.build import build
 
@@ -164,7 +164,7 @@ async def under_kills(main: Serve, all_serves: list[Serve], count: int, pause: f
             while not done.is_set():
                 await asyncio.sleep(0.5)
                 now = time.monotonic()
-                since = {url: since.get(url, now) for url in urls if await healthy(url)}
+                since = {url: since.get(url, now) for url in urls if await health(url)}
                 for url in set(since) & set(killed):
                     back.append(round(now - killed.pop(url), 1))
                 serving = [url for url, when in since.items() if now - when > 5]  # the router knows it

@@ -73,7 +73,8 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu() or platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "capability": torch.backends.cpu.get_cpu_capability()
+        + (" AMX" if torch.cpu._is_amx_tile_supported() else ""),
         "torch": torch.__version__,
     }
 

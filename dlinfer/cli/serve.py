@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlinfer.errors import DlinferError
+from dlinfer.serve import output
 from dlinfer.serve.errors import JoinError, ReplicaOptionError, ServePackageError, ServeSystemError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends the command, and return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="dlinfer serve: %(message)s", stream=sys.stdout)
+    lines = [output.LogLines()]
+    logging.basicConfig(level=logging.INFO, format="dlinfer serve: %(message)s", handlers=lines)
     try:
         supervisor = _supervisor(arguments)
     except DlinferError as error:
@@ -65,8 +67,8 @@ def _supervisor(arguments: argparse.Namespace):
     if platform.system() != "Linux":
         raise ServeSystemError(system=platform.system())
     try:
-        from dlinfer.serve import join, options, placement, router
-        from dlinfer.serve.supervisor import Supervisor, check_address
+        from dlinfer.serve import addresses, join, options, placement, router
+        from dlinfer.serve.supervisor import Supervisor
     except ModuleNotFoundError as error:
         raise ServePackageError(what="dlinfer serve", package=error.name) from None
     from dlinfer.vendor.cpu.host import cpus
@@ -92,12 +94,13 @@ def _supervisor(arguments: argparse.Namespace):
                 detail="--join-key is missing",
                 advice="pass --join-key with the same secret on both machines.",
             )
-        if server.host == "0.0.0.0":
+        join.router_address(arguments.join)
+        if server.host in addresses.EVERY_ADDRESS:
             server = server.at(join.local_address(arguments.join))
     elif several:
         router.find()
     if arguments.join is None:
-        check_address(server.host, server.port)
+        server = server.at(addresses.checked(server.host, server.port))
     return Supervisor(arguments.model, server, placements, key, arguments.join)
 
 

@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import Metric
 
+from dlinfer.serve import addresses
 from dlinfer.serve.metrics import merge
 from dlinfer.serve.replica import Replica
 
@@ -127,7 +128,7 @@ class Control:
                 raise ValueError("a URL is not http://HOST:PORT")
         except (ValueError, TypeError, KeyError) as error:
             raise web.HTTPBadRequest(text=f"urls: {error}") from error
-        return [f"http://{part.hostname}:{part.port}" for part in parts]
+        return [addresses.url(part.hostname or "", part.port or 0) for part in parts]
 
     async def _metrics(self, request: web.Request) -> web.Response:
         servers = {str(replica.number): replica.url for replica in self._replicas if replica.ready}

@@ -24,11 +24,13 @@ ONE_SERVER_PATHS = (
     "/sleep",
     "/terminate",
     "/update_weights",
+    "/update_weights_from_distributed",
+    "/update_weights_from_ipc",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/wakeup",
 )
-"""Prefixes of LMDeploy's paths that change or query a single server.
+"""Paths of LMDeploy's server, with everything below them (`/distserve/…`), that change or query a single server.
 
 The router would send them to an arbitrary server.
 """
@@ -36,7 +38,8 @@ The router would send them to an arbitrary server.
 _BODY_BYTES = 64 << 20
 """The most bytes of a request. Envoy keeps each request until it is answered, so that Envoy can send it again."""
 
-# A conversation moves to another replica if its own replica has this percentage of the average unfinished requests.
+# A conversation moves to another replica if its own replica has more unfinished requests than this percentage of the
+# average.
 _MOST_LOAD_PERCENT = 200
 
 # How often a request is repeated at other replicas after its replica dies. The request itself may kill replicas.

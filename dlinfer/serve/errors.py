@@ -28,7 +28,7 @@ class ServeAddressError(DlinferError, RuntimeError):
     """``dlinfer serve`` cannot listen on the address that clients would use."""
 
     message = "dlinfer serve cannot listen on {host}:{port}: {detail}."
-    next_step = "if another program has the port, choose another one with --server-port."
+    next_step = "choose a free port with --server-port, or an address of this machine with --server-name."
 
 
 class ServeSystemError(DlinferError, RuntimeError):
@@ -49,7 +49,7 @@ class RouterEndedError(DlinferError, RuntimeError):
     """The router in front of the replicas ended by itself."""
 
     message = "the router ended with status {status}. The end of its log:\n{log}\n"
-    next_step = "correct the cause that the log names."
+    next_step = "correct what the log above names; a bad address comes from --server-name or --server-port."
 
 
 class JoinError(DlinferError, RuntimeError):

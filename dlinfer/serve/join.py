@@ -1,6 +1,7 @@
 """Announces this machine's servers to a router on another machine."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -14,19 +15,35 @@ from dlinfer.serve.errors import JoinError
 logger = logging.getLogger("dlinfer")
 
 
+def router_address(router_url: str) -> tuple[str, int]:
+    """Return host and port of a router's URL. Raises JoinError for a bad URL."""
+    try:
+        parts = urlsplit(router_url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise JoinError(url=router_url, detail=str(error), advice="correct --join.") from None
+    if parts.scheme != "http" or not host:
+        raise JoinError(url=router_url, detail="it is not http://HOST:PORT", advice="correct --join.")
+    return host, port or 80
+
+
 def local_address(router_url: str) -> str:
     """Return the address of this machine on the route to the router. Raises JoinError for a bad or unreachable URL."""
-    parts = urlsplit(router_url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise JoinError(url=router_url, detail="it is not http://HOST:PORT", advice="correct --join.")
+    host, port = router_address(router_url)
+    reason: Exception | None = None
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((parts.hostname, parts.port or 80))  # sends nothing
-            return probe.getsockname()[0]
-    except OSError as error:
-        raise JoinError(
-            url=router_url, detail=str(error), advice="correct --join, or start the router first."
-        ) from None
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(address)  # sends nothing
+                    return probe.getsockname()[0]
+            except OSError as error:
+                reason = error
+    except (OSError, UnicodeError) as error:  # the name is unknown, or is no name
+        reason = error
+    advice = "check that this machine can resolve and reach that host."
+    detail = getattr(reason, "strerror", None) or str(reason)
+    raise JoinError(url=router_url, detail=detail, advice=advice)
 
 
 class Membership:
@@ -58,7 +75,9 @@ class Membership:
                         )
                     await asyncio.sleep(1)
             finally:
-                await client.delete(self._url, json={"urls": sorted(self._named)})
+                # A router that is down forgets the servers by itself.
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    await client.delete(self._url, json={"urls": sorted(self._named)})
 
     async def _name(self, client: aiohttp.ClientSession) -> None:
         ready = set(self._ready())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dlinfer.serve.errors import ReplicaOptionError
 
+_OWN = ("--server-name", "--server-port", "--backend", "--device")
 _USE_SERVERS = "leave it out; for more servers use --replicas, or --join on another machine."
 
 _REFUSED = {
@@ -24,7 +25,7 @@ _REFUSED = {
     "--dist-init-addr": ("replicas share nothing", _USE_SERVERS),
     "--node-rank": ("replicas share nothing", _USE_SERVERS),
     "--nnodes": ("replicas share nothing", _USE_SERVERS),
-    "--dp": ("replicas are the data parallelism of dlinfer serve", _USE_SERVERS),
+    "--dp": ("dlinfer serve runs several servers instead", _USE_SERVERS),
 }
 """Option -> (why several servers cannot use it, the user's next step)."""
 
@@ -60,6 +61,7 @@ def read(words: Sequence[str], several: bool) -> ServerOptions:
     parser.add_argument("--backend", default="pytorch")
     parser.add_argument("--device", default="cpu")
     options, passed = parser.parse_known_args(words)
+    _refuse_short_names(passed, [*_OWN, *_REFUSED] if several else _OWN)
     if options.backend != "pytorch":
         raise ReplicaOptionError(
             option=f"--backend {options.backend}",
@@ -79,3 +81,16 @@ def read(words: Sequence[str], several: bool) -> ServerOptions:
             )
     passed += ["--backend", "pytorch", "--device", options.device]
     return ServerOptions(options.server_name, options.server_port, tuple(passed))
+
+
+def _refuse_short_names(words: Sequence[str], options: Sequence[str]) -> None:
+    """Raise ReplicaOptionError for the first word that is the beginning of an option.
+
+    LMDeploy's parser takes such a word for the option. It would overrule dlinfer serve, or be overruled silently.
+    """
+    for word in words:
+        name = word.partition("=")[0]
+        full = [option for option in options if option.startswith(name)]
+        if len(name) > len("--") and full and name not in options:
+            reason = f"LMDeploy reads it as {' or '.join(full)}"
+            raise ReplicaOptionError(option=name, reason=reason, advice="write the whole name of the option.")

@@ -5,15 +5,15 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import aiohttp
 
-from dlinfer.serve import child
+from dlinfer.serve import addresses, child
 from dlinfer.serve.errors import ReplicaStartError
+from dlinfer.serve.output import say
 from dlinfer.serve.placement import Placement
 
 logger = logging.getLogger("dlinfer")
@@ -25,7 +25,8 @@ _LONGEST_PAUSE = 30.0
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 5.0
 # A server whose /health gives no 200 for this time is killed. /health itself answers 503 only if the engine has made no
-# progress for LMDEPLOY_HEALTH_UNHEALTHY_AFTER seconds.
+# progress for LMDEPLOY_HEALTH_UNHEALTHY_AFTER seconds. A server that is told to end refuses connections while it
+# finishes its running requests. Meanwhile its last answer counts.
 _STUCK_SECONDS = 180.0
 _LOG_LINES = 30
 
@@ -46,7 +47,7 @@ class Replica:
         changed: Callable[[], None],
     ) -> None:
         self.number, self.placement = number, placement
-        self.url = f"http://{address[0]}:{address[1]}"
+        self.url = addresses.url(*address)
         self.state = "starting"  # or "ready", "draining", "stopped"
         self.restarts = 0
         self._words = words
@@ -113,7 +114,11 @@ class Replica:
         await self._came_up.wait()
 
     def kill(self) -> None:
-        """Kill the server and all processes that it started."""
+        """Kill the server and all processes that it started, for good."""
+        self._ending = True
+        self._kill()
+
+    def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -145,36 +150,36 @@ class Replica:
             if not line:
                 return
             text = line.decode(errors="replace").rstrip()
-            if '"GET /health HTTP/1.1" 200' in text:  # twice a second
+            if '"GET /health HTTP/1.1" 200' in text:  # health checks, by this command and by the router
                 continue
             self._log.append(text)
-            sys.stdout.write(f"[{self.number}] {text}\n")
-            sys.stdout.flush()
+            say(f"[{self.number}] {text}")
 
     async def _until_ready(self, process: asyncio.subprocess.Process) -> bool:
         """Wait until the server answers. Return False if its process ended before it answered."""
         while process.returncode is None:
-            if await healthy(self.url):
+            if await health(self.url):
                 return True
             await asyncio.sleep(_POLL_SECONDS)
         return False
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Return when the process has ended. Kill the process if it is stuck."""
-        well = time.monotonic()
+        well, is_well = time.monotonic(), True
         while process.returncode is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _WATCH_SECONDS)
                 return
-            if self.state != "ready" or await healthy(self.url):
+            answer = await health(self.url)
+            if answer is not None or not (self._ending or self.state == "draining"):
+                is_well = bool(answer)
+            if is_well:
                 well = time.monotonic()
             elif time.monotonic() - well > _STUCK_SECONDS:
                 logger.warning(
-                    "replica %d has not been healthy for %d s, so it is killed and restarted",
-                    self.number,
-                    _STUCK_SECONDS,
+                    "replica %d has not been healthy for %d s, so it is killed", self.number, _STUCK_SECONDS
                 )
-                self.kill()
+                self._kill()
 
     def _set(self, state: str) -> None:
         if state != self.state:
@@ -182,13 +187,16 @@ class Replica:
             self._changed()
 
 
-async def healthy(url: str) -> bool:
-    """Return whether a server's /health answers 200."""
+async def health(url: str) -> bool | None:
+    """Return whether a server's /health answers 200; None if the server refuses connections."""
     timeout = aiohttp.ClientTimeout(total=10)
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+    try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
             client.get(f"{url}/health") as answer,
         ):
             return answer.status == 200
-    return False
+    except aiohttp.ClientConnectorError as error:
+        return None if isinstance(error.os_error, ConnectionRefusedError) else False
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False

@@ -78,8 +78,8 @@ class Router:
 
     async def serves(self, url: str) -> bool:
         """Return whether the router knows the server as healthy. Only then does the router send it requests."""
-        host, port = envoy.host_and_port(url)
-        return f"replicas::{host}:{port}::health_flags::healthy" in await self._admin("GET", "/clusters")
+        address = url.removeprefix("http://")
+        return f"replicas::{address}::health_flags::healthy" in await self._admin("GET", "/clusters")
 
     async def refuse(self) -> None:
         """Accept no new connections. Running requests go on. Each open connection is closed after its request."""

@@ -1,6 +1,7 @@
 """Runs the replicas and the router, and handles signals.
 
-SIGTERM and SIGINT: refuse new requests, let running requests finish, then end. A second signal kills the replicas.
+SIGTERM and SIGINT: refuse new requests, let running requests finish, then end. A second signal kills the replicas, and
+running requests fail.
 SIGHUP: restart the replicas one after another, while the other replicas serve.
 """
 
@@ -16,10 +17,11 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlinfer.serve import addresses
 from dlinfer.serve.control import Control, Joined
-from dlinfer.serve.errors import ServeAddressError
 from dlinfer.serve.join import Membership
 from dlinfer.serve.options import ServerOptions
+from dlinfer.serve.output import say
 from dlinfer.serve.placement import Placement
 from dlinfer.serve.replica import Replica
 from dlinfer.serve.router import Router
@@ -63,10 +65,10 @@ class Supervisor:
         host = "127.0.0.1"
         if self._alone or router_url is not None:
             host = options.host
-        addresses = [(options.host, options.port)] if self._alone else _free(host, len(placements))
+        listen = [(options.host, options.port)] if self._alone else addresses.free(host, len(placements))
         self._replicas = [
             Replica(number, self._command(model, address), address, placement, self._changed)
-            for number, (address, placement) in enumerate(zip(addresses, placements, strict=True))
+            for number, (address, placement) in enumerate(zip(listen, placements, strict=True))
         ]
         self._routed_away = _ROUTED_AWAY_SECONDS if router_url is None else _ROUTED_AWAY_ELSEWHERE_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,11 +150,13 @@ class Supervisor:
             for replica in self._replicas:
                 while not (await self._router.accepts() and await self._router.serves(replica.url)):
                     await asyncio.sleep(_HOLD_SECONDS)
-        host = self._options.host if self._options.host not in ("0.0.0.0", "::") else socket.gethostname()
-        url = self._router_url or f"http://{host}:{self._options.port}"
+        host = self._options.host
+        if host in addresses.EVERY_ADDRESS:
+            host = socket.gethostname()
+        url = self._router_url or addresses.url(host, self._options.port)
         count = len(self._replicas)
         replicas = f"{count} replica{'s' * (count > 1)} of process {os.getpid()}"
-        print(f"dlinfer serve: ready at {url} with {replicas}", flush=True)
+        say(f"dlinfer serve: ready at {url} with {replicas}")
 
     async def _expire(self) -> None:
         while True:
@@ -168,7 +172,7 @@ class Supervisor:
                     await replica.restart(self._routed_away)
                     while self._router is not None and not await self._router.serves(replica.url):
                         await asyncio.sleep(_HOLD_SECONDS)
-        print("dlinfer serve: all replicas were restarted", flush=True)
+        say("dlinfer serve: all replicas were restarted")
 
     def _stop(self) -> None:
         if self._stopping:
@@ -176,8 +180,8 @@ class Supervisor:
                 replica.kill()
             return
         self._stopping = True
-        print("dlinfer serve: refusing new requests and finishing the running ones", flush=True)
         self._spawn(self._drain())
+        say("dlinfer serve: refusing new requests and finishing the running ones")
 
     async def _drain(self) -> None:
         if self._router is not None:
@@ -203,31 +207,3 @@ class Supervisor:
             replica.kill()
         if self._router is not None:
             await self._router.kill()
-
-
-def check_address(host: str, port: int) -> None:
-    """Raise ServeAddressError if nothing can listen on this address. Otherwise users would wait for the model first."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
-            tried.listen()
-    except OSError as error:
-        raise ServeAddressError(host=host, port=port, detail=error.strerror or str(error)) from error
-
-
-_held: list[socket.socket] = []
-
-
-def _free(host: str, count: int) -> list[tuple[str, int]]:
-    """Return free addresses.
-
-    Their ports stay bound here, so that only a server with SO_REUSEADDR can listen on them.
-    """
-    for _ in range(count):
-        held = socket.socket()
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((host, 0))
-        _held.append(held)
-    return [held.getsockname()[:2] for held in _held[-count:]]

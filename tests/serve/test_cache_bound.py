@@ -19,6 +19,6 @@ def test_the_error_names_the_cache(model: Path):
             status, text = server.request("POST", "/v1/completions", json.dumps(body).encode())
             assert status == 400, text
             message = json.loads(text)["message"]
-            assert "the KV cache holds" in message, message
-            assert "session_len is 2048" in message
+            assert "the KV cache has room for only" in message, message
+            assert "session_len=2048 would allow more" in message
             assert "model context length" not in message

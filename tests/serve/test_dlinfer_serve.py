@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 import time
 import urllib.error
@@ -18,7 +19,8 @@ import psutil
 import pytest
 
 from tests.serve.api_server import held_port
-from tests.serve.processes import ProcessTree
+from tests.serve.processes import ROOT, ProcessTree
+from tests.serve.test_addresses import needs_ipv6
 from tests.serve.test_cluster_files import metrics_of_dashboard
 from tests.serve.test_server_metrics import NOT_OF_A_SERVER
 
@@ -133,7 +135,7 @@ def test_a_port_in_use_is_an_error_before_anything_starts(serve: Serve, replicas
 
 
 def test_paths_of_one_server_are_refused(serve: Serve):
-    for path in ("/sleep", "/update_weights", "/distserve/engine_info"):
+    for path in ("/sleep", "/update_weights", "/update_weights_from_ipc", "/distserve/engine_info"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{serve.url}{path}", b"{}", timeout=60)
         assert caught.value.code == 501
@@ -234,6 +236,73 @@ def test_a_replica_that_cannot_start():
     assert "no weights in this folder" in output.partition("ended 3 times")[2]
 
 
+def test_a_second_signal_kills_the_replicas():
+    with Serve("--replicas", "2") as serve, ThreadPoolExecutor(1) as pool:
+        serve.says("ready at")
+        running = pool.submit(serve.chat, 0, 600, 1.0)
+        time.sleep(0.7)
+        serve.send(signal.SIGTERM)
+        serve.says("refusing new requests")
+        serve.send(signal.SIGTERM)
+        assert serve.wait(60) == 0
+        assert running.result() != "right"
+        assert "ended with status" not in serve.output()  # no replica was started again
+
+
+def test_the_reader_of_the_output_ends_first(tmp_path: Path):
+    """As ``tee`` does on Ctrl-C."""
+    with held_port() as held:
+        port = str(held.getsockname()[1])
+    where = ["--server-name", "127.0.0.1", "--server-port", port, "--replicas", "2"]
+    command = [sys.executable, "-m", "tests.serve.stub_serve", "model", *where]
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as serve,
+    ):
+        try:
+            assert serve.stdout is not None
+            while "ready at" not in serve.stdout.readline():
+                assert serve.poll() is None
+            serve.stdout.close()
+            serve.send_signal(signal.SIGINT)
+            assert serve.wait(60) == 0
+        finally:
+            serve.kill()
+        errors.seek(0)
+        assert errors.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("localhost", "127.0.0.1"), pytest.param("::1", "[::1]", marks=needs_ipv6)]
+)
+@pytest.mark.parametrize("replicas", [pytest.param("1", marks=pytest.mark.full), "2"])
+def test_hosts_by_name_and_of_ipv6(host: str, replicas: str, shown: str):
+    with Serve("--replicas", replicas, "--server-name", host) as serve:
+        serve.url = f"http://{shown}:{serve.port}"
+        serve.says(f"ready at {serve.url}")
+        assert serve.chat(1) == "right"
+        serve.send(signal.SIGTERM)
+        assert serve.wait(60) == 0
+
+
+@pytest.mark.full
+@needs_ipv6
+def test_servers_with_ipv6_join(key: Path):
+    with Serve("--replicas", "1", "--join-key", str(key), "--server-name", "::1") as serve:
+        serve.url = f"http://[::1]:{serve.port}"
+        serve.says("ready at")
+        join = ["--join", serve.url, "--join-key", str(key), "--server-name", "::"]
+        with Serve("--replicas", "1", *join) as other:
+            other.says(f"ready at {serve.url}")
+            end = time.monotonic() + 60
+            while json.loads(serve.get("/dlinfer/replicas"))["joined"] != 1:
+                assert time.monotonic() < end, other.output()[-3000:]
+                time.sleep(0.1)
+            assert 'replica="[::1]:' in serve.get("/metrics")
+            ports = {serve.last_port for number in range(40) if serve.chat(number, 1, 0) == "right"}
+            assert len(ports) == 2
+
+
 @pytest.mark.full
 def test_a_wrong_key_ends_the_command(key: Path, tmp_path: Path):
     (tmp_path / "key").write_text("another")
@@ -252,16 +321,6 @@ def test_one_replica_has_no_router():
         assert not [one for one in serve.alive() if one.name() == "envoy"]
         serve.send(signal.SIGTERM)
         assert serve.wait(60) == 0
-
-
-@pytest.mark.full
-def test_a_port_in_use_ends_the_command():
-    with held_port() as held:
-        held.listen(1)
-        port = str(held.getsockname()[1])
-        with Serve("--replicas", "2", "--server-port", port) as serve:
-            assert serve.wait(60) == 1
-            assert "the router ended with status" in serve.output()
 
 
 @pytest.mark.full

@@ -80,3 +80,10 @@ def test_a_client_that_leaves_frees_its_blocks(limited):
     next(stream)
     stream.close()
     assert_nothing_is_computed(limited)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_logprobs_need_a_mode(limited, count: int):
+    """This server has none. LMDeploy 0.18 takes 0 for none, and an ``echo`` would return raw logits."""
+    with pytest.raises(openai.BadRequestError, match="--logprobs-mode raw_logprobs"):
+        limited.client().completions.create(model=MODEL_NAME, prompt="hello", echo=True, logprobs=count)

@@ -4,7 +4,7 @@ import pytest
 
 from dlinfer.cli import parser_of_all
 from dlinfer.serve.errors import ReplicaOptionError
-from dlinfer.serve.options import _REFUSED, read
+from dlinfer.serve.options import _OWN, _REFUSED, read
 
 PASSED = ("--session-len", "4096", "--enable-prefix-caching")
 
@@ -27,6 +27,30 @@ def test_refused_of_several_servers(words: list[str]):
     read(words, several=False)
 
 
+@pytest.mark.parametrize(
+    ("words", "several", "full"),
+    [
+        (["--server-po", "8000"], False, "--server-port"),
+        (["--server-n=host"], False, "--server-name"),
+        (["--server", "x"], False, "--server-name or --server-port"),
+        (["--back", "turbomind"], False, "--backend"),
+        (["--dev", "cuda"], True, "--device"),
+        (["--proxy", "http://x:1"], True, "--proxy-url"),
+        (["--enable-ab"], True, "--enable-abort-handling"),
+        (["--ss"], True, "--ssl"),
+        (["--d", "2"], True, "--device or --dist-init-addr or --dp"),
+    ],
+)
+def test_short_names_are_refused(words: list[str], several: bool, full: str):
+    """LMDeploy's parser takes them for the option."""
+    with pytest.raises(ReplicaOptionError, match=f"{words[0].partition('=')[0]} cannot .* as {full}\\."):
+        read([*PASSED, *words], several)
+
+
+def test_short_names_of_what_one_server_may_use():
+    assert read(["--proxy", "http://x:1"], several=False).passed[:2] == ("--proxy", "http://x:1")
+
+
 def test_another_backend():
     with pytest.raises(ReplicaOptionError, match="--backend turbomind"):
         read(["--backend", "turbomind"], several=False)
@@ -38,7 +62,9 @@ def test_the_refused_options_are_lmdeploys():
     SubCliServe.add_parser_api_server()
     parser = SubCliServe.subparsers.choices["api_server"]
     known = {option for action in parser._actions for option in action.option_strings}
-    assert known >= {*_REFUSED, "--server-name", "--server-port", "--backend", "--device"}
+    assert known >= {*_REFUSED, *_OWN}
+    short = {name for name in known for option in (*_REFUSED, *_OWN) if option.startswith(name)}
+    assert short == {*_REFUSED, *_OWN}  # no whole name is refused as the beginning of another
 
 
 def test_the_command_line_keeps_options_that_it_does_not_know():

@@ -1,6 +1,8 @@
 """The router's program, and its configuration as the program itself reads it."""
 
+import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 
 from dlinfer.cli import main
 from dlinfer.serve import envoy, router
+from tests.serve.test_addresses import UNKNOWN
 
 
 def test_envoy_takes_the_configuration(tmp_path: Path):
@@ -27,6 +30,14 @@ def test_the_list_of_replicas(tmp_path: Path):
     ]
     addresses = [one["endpoint"]["address"]["socket_address"] for one in listed]
     assert [(one["address"], one["port_value"]) for one in addresses] == [("127.0.0.1", 1), ("::1", 2)]
+
+
+def test_every_path_that_updates_weights_is_refused():
+    from lmdeploy.serve.openai.endpoints import management
+
+    paths = set(re.findall(r"'(/\w*weights\w*)'", inspect.getsource(management)))
+    assert len(paths) == 5
+    assert paths <= set(envoy.ONE_SERVER_PATHS)
 
 
 @pytest.fixture
@@ -57,6 +68,19 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         (["--join-key", "/no/such/file"], "No such file"),
         (["--replicas", "1", "--join-key", __file__, "--dp", "2"], "--dp cannot be used"),
         (["--join", "https://host", "--join-key", __file__], "it is not http://HOST:PORT"),
+        (
+            ["--join", "http://host:99999", "--join-key", __file__, "--server-name", "127.0.0.1"],
+            "out of range",
+        ),
+        (["--join", f"http://{UNKNOWN}", "--join-key", __file__], "can resolve and reach that host"),
+        (
+            ["--join", "http://127.0.0.1:1", "--join-key", __file__, "--server-name", UNKNOWN],
+            f"on {UNKNOWN}:*",
+        ),
+        (["--replicas", "1", "--server-name", UNKNOWN], f"cannot listen on {UNKNOWN}:23333"),
+        (["--replicas", "1", "--server-port", "70000"], "numbers from 1 to 65535"),
+        (["--replicas", "1", "--server-port", "0"], "numbers from 1 to 65535"),
+        (["--replicas", "1", "--server-po", "8000"], "LMDeploy reads it as --server-port"),
     ],
 )
 def test_refused_before_anything_starts(words: list[str], said: str, capsys: pytest.CaptureFixture[str]):

@@ -96,6 +96,7 @@ DONE_WITHOUT = {
             "update_params",
             "init_weights_update_group",
             "update_weights_from_distributed",
+            "update_weights_from_ipc",
             "destroy_weights_update_group",
         )
     ),

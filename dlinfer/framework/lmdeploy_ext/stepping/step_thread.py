@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import texts_of
+from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import forget_ended, texts_of
 from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_pace, prompt_turns
 from dlinfer.framework.lmdeploy_ext.stepping.joined_forward import Step
 from dlinfer.framework.patching import Original, replaces
@@ -170,7 +170,7 @@ def steps_of(agent: Any) -> StepThread | None:
 async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> None:
     followed = kwargs.pop(prompt_turns.FOLLOWED, False)
     steps = steps_of(self)
-    step: Step = functools.partial(original, self, *args, **kwargs)
+    step: Step = functools.partial(_run_one, original, self, *args, **kwargs)
     if steps is None:
         await step()
         return
@@ -185,7 +185,7 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
         await steps.run(prompt_pace.timed(self, step, kwargs.get("inputs"), decodes=False), following, era)
     elif joined_forward.can_join(self, kwargs, second):
         second.pop(prompt_turns.FOLLOWED, None)
-        prompts = functools.partial(original, self, **second)
+        prompts = functools.partial(_run_one, original, self, **second)
         both = functools.partial(joined_forward.joined, self, step, prompts, second)
         await steps.run(prompt_pace.timed(self, both, second.get("inputs"), decodes=True), following, era)
     else:
@@ -194,6 +194,12 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
     for taken in held:
         if steps.era == era:
             await _step(original, self, **taken)
+
+
+async def _run_one(original: Original, agent: Any, *args: Any, **kwargs: Any) -> None:
+    """Run a step, and forget the sessions that ended before it."""
+    forget_ended(agent, kwargs)
+    await original(agent, *args, **kwargs)
 
 
 def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> Step | None:
@@ -206,7 +212,7 @@ def _following(original: Original, agent: Any, held: list[dict[str, Any]]) -> St
         ready = joined_forward.received(agent, agent._in_que.get_nowait())
         if not ready.get(prompt_turns.FOLLOWED):
             ready.pop(prompt_turns.FOLLOWED, None)
-            step = functools.partial(original, agent, **ready)
+            step = functools.partial(_run_one, original, agent, **ready)
             return prompt_pace.timed(agent, step, ready.get("inputs"), decodes=False)
         held.append(ready)
     return None

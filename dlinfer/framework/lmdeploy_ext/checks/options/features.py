@@ -135,6 +135,10 @@ def _refuse_update(original: Original, self: Any, request: Any) -> Any:
     raise refuse(f"{original.__name__}: new weights for a running engine", advice)
 
 
+def _refuse_ipc_update(original: Original, self: Any, request: Any, reject_reason: str | None = None) -> Any:
+    _refuse_update(original, self, request)
+
+
 PATCHES = (
     *(
         replaces(
@@ -145,6 +149,15 @@ PATCHES = (
         )(_refuse_update)
         for engine in _ENGINES
         for name in _UPDATES.split()
+    ),
+    *(
+        replaces(
+            f"{engine}.update_weights_from_ipc",
+            why="needs CUDA, and answers that a package is missing and that weights may be partially updated",
+            when=activation.is_on,
+            essential=False,
+        )(_refuse_ipc_update)
+        for engine in _ENGINES
     ),
     *(
         replaces(

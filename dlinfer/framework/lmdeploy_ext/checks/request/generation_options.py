@@ -92,14 +92,25 @@ _NOT_OF_THE_ENGINE = ("n", "stop_words", "bad_words", "logprobs")
 """Fields that SamplingParam lacks, or that hold other values there (stop_words: token ids). They are not checked."""
 
 
-def check_generation(config: Any) -> None:
-    """Raise GenerationOptionError for the first field of a GenerationConfig that cannot be served."""
+_NO_MODE = (
+    "no logprobs_mode: use PytorchEngineConfig(logprobs_mode='raw_logprobs') or --logprobs-mode raw_logprobs"
+)
+"""Without a mode, LMDeploy 0.18 scores prompts with raw logits in place of log-probabilities."""
+
+
+def check_generation(config: Any, engine_config: Any = None) -> None:
+    """Raise GenerationOptionError for the first field of a GenerationConfig that cannot be served.
+
+    engine_config: the PytorchEngineConfig of the engine that serves it; None if it is not known yet.
+    """
     _check_fields(config, _TAKES)
     least, most = config.min_new_tokens, config.max_new_tokens
     if least is not None and most is not None and least > most:
         raise _refuse("min_new_tokens", least, f"at most max_new_tokens={most}")
     if config.logprob_start_len >= 0 and config.logprobs is None:
         raise _refuse("logprobs", None, "a number, because logprob_start_len is given")
+    if config.logprob_start_len >= 0 and engine_config is not None and engine_config.logprobs_mode is None:
+        raise _refuse("logprob_start_len", config.logprob_start_len, f"-1, because the engine has {_NO_MODE}")
     style = config.response_format
     if isinstance(style, dict) and style.get("type") == "regex_schema" and not style.get("regex_schema"):
         raise _refuse("response_format", style, "a pattern under 'regex_schema'")
@@ -168,7 +179,7 @@ def build_generation_config(
 @replaces(
     "lmdeploy.serve.openai.endpoints.common:validate_request",
     why="answers n=null with HTTP status 500, and accepts requests that fail only after their session is open, which "
-    "then stays open",
+    "then stays open, and log-probabilities that the server cannot give",
     when=activation.is_on,
     essential=False,
 )
@@ -181,10 +192,20 @@ def validate_request(
 ) -> Any:
     if getattr(request, "n", 1) is None:  # null means "not given" in the protocol
         request.n = 1
+    _check_mode(request, server_context)
     refused = original(request, server_context, request_validator, **validator_kwargs)
     if refused is None:
         _check_request(request, server_context)
     return refused
+
+
+def _check_mode(request: Any, server_context: Any) -> None:
+    """Refuse log-probabilities of a completion if the server has no mode. LMDeploy takes 0 for none."""
+    from lmdeploy.serve.openai.protocol import CompletionRequest
+
+    wants_logprobs = isinstance(request, CompletionRequest) and request.logprobs is not None
+    if wants_logprobs and server_context.engine_config.logprobs_mode is None:
+        raise _refuse("logprobs", request.logprobs, f"null, because the server has {_NO_MODE}")
 
 
 def _check_request(request: Any, server_context: Any) -> None:

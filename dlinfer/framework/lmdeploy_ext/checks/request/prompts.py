@@ -44,9 +44,9 @@ def cache_refusal(length: int, async_engine: Any) -> str | None:
     if longest is None or length <= longest:
         return None
     return (
-        f"The input has {length} tokens, but the KV cache holds at most {longest} tokens of a session, though "
-        f"session_len is {async_engine.session_len}. Next step: send a shorter input, or start the server with a "
-        "larger cache (num_gpu_blocks, cache_max_entry_count or DLINFER_CPU_KV_CACHE_GIB)."
+        f"The input has {length} tokens, but the KV cache has room for only {longest} tokens of one session; "
+        f"session_len={async_engine.session_len} would allow more. Next step: send a shorter input, or start the "
+        "server with a larger cache (num_gpu_blocks, cache_max_entry_count or DLINFER_CPU_KV_CACHE_GIB)."
     )
 
 
@@ -73,12 +73,15 @@ def _tokens(ids: Iterable[int], vocab_size: int) -> list[int]:
     return [token for token in ids if 0 <= token < vocab_size]
 
 
-def _fault(gen_config: Any, vocab_size: int | None) -> str | None:
-    """Return a reason to refuse a GenerationConfig; None if it can be served."""
+def _fault(gen_config: Any, vocab_size: int | None, engine_config: Any = None) -> str | None:
+    """Return a reason to refuse a GenerationConfig; None if it can be served.
+
+    engine_config: the PytorchEngineConfig of the engine; None if it is not known.
+    """
     if gen_config is None:
         return None
     try:
-        check_generation(gen_config)
+        check_generation(gen_config, engine_config)
     except GenerationOptionError as error:
         return error.explanation
     if vocab_size is not None and len(set(_tokens(gen_config.bad_token_ids or [], vocab_size))) == vocab_size:
@@ -96,7 +99,7 @@ def determine_gen_config(
 ) -> Any:
     # Some remote-code configurations nest the language model where transformers does not look.
     vocab_size = getattr(self.hf_cfg.get_text_config(), "vocab_size", None)
-    if reason := refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size):
+    if reason := refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size, self.backend_config):
         raise request_error("INVALID_REQUEST", reason)
     if reason := cache_refusal(len(input_ids), self):
         raise request_error("CONTEXT_LENGTH_EXCEEDED", reason)

@@ -19,6 +19,26 @@ def texts_of(agent: Any) -> Texts:
     return vars(agent).setdefault(_NAME, Texts())
 
 
+def _forget_ended(agent: Any, sampling_inputs: Any) -> None:
+    """Forget the texts and grammars of the sessions that ended before a step. sampling_inputs: those of the step."""
+    ended = sampling_inputs.session_to_cleanup or ()
+    texts_of(agent).forget(ended)
+    if agent.guided_decoding_manager is not None:
+        for session in ended:
+            agent.guided_decoding_manager.remove_processor(session)
+
+
+def forget_ended(agent: Any, step: dict[str, Any]) -> None:
+    """Forget the sessions that ended before a step that only scores a prompt.
+
+    Other steps do so when they sample. But the list of ended sessions comes with one step only, and a step that scores
+    a prompt does not sample. step: the arguments of the model agent's step.
+    """
+    inputs, sampling_inputs = step.get("inputs"), step.get("sampling_inputs")
+    if sampling_inputs is not None and agent._is_prefill_input_logprobs(inputs):
+        _forget_ended(agent, sampling_inputs)
+
+
 def _is_unfinished(inputs: Any) -> bool:
     """Return whether ``inputs``, a ModelInputs, is a chunk of a prompt other than the last chunk."""
     return inputs.is_chunk and not inputs.is_last_chunk
@@ -70,10 +90,9 @@ async def _async_sampling_logits(
     drafts = getattr(extra_inputs, "output_draft_token_ids", None) if inputs.is_decoding else None
     drafted = None if drafts is None else drafts.tolist()
     texts, manager = texts_of(self), self.guided_decoding_manager
+    _forget_ended(self, sampling_inputs)
     starts = texts.begin(sampling_inputs, drafted)
     if manager is not None:
-        for session in sampling_inputs.session_to_cleanup or ():
-            manager.remove_processor(session)
         for row, start in starts:
             _restart_grammar(manager, sampling_inputs, row, start)
     if _is_unfinished(inputs) and not has_drafts:  # with drafts LMDeploy itself draws nothing here

@@ -174,9 +174,6 @@ class Texts:
         inputs: the step's SamplingInputs. drafted: for each row the draft tokens that this step verifies; None without
         drafts.
         """
-        ended = set(inputs.session_to_cleanup or ())
-        if ended:
-            self._texts = {key: text for key, text in self._texts.items() if key[0] not in ended}
         starts: list[tuple[int, Start]] = []
         for row, context in enumerate(inputs.session_ctx or ()):
             key = context["session_id"], context["seq_id"]
@@ -190,6 +187,11 @@ class Texts:
             if key in self._texts:
                 context[_ROW] = self._texts[key], () if drafted is None else drafted[row]
         return starts
+
+    def forget(self, sessions: Iterable[int]) -> None:
+        """Remove the Texts of sessions that have ended."""
+        if ended := set(sessions):
+            self._texts = {key: text for key, text in self._texts.items() if key[0] not in ended}
 
     def add(self, inputs: Any, tokens: Any) -> None:
         """Append the tokens that a step has drawn to the Texts of its rows.

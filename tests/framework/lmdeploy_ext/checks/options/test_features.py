@@ -164,6 +164,7 @@ def test_a_sleep_of_several_processes_is_refused(owner, name):
         "update_params",
         "init_weights_update_group",
         "update_weights_from_distributed",
+        "update_weights_from_ipc",
         "destroy_weights_update_group",
     ],
 )

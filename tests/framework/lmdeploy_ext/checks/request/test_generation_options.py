@@ -14,10 +14,12 @@ from lmdeploy.pytorch.engine.logits_process import _process_temperature_
 from lmdeploy.pytorch.messages import SamplingParam
 from lmdeploy.serve.core.generation_config import build_generation_config
 from lmdeploy.serve.openai.chat_completions.logits_processors import logit_bias_logits_processor
-from lmdeploy.serve.openai.protocol import ChatCompletionRequest
+from lmdeploy.serve.openai.endpoints.common import validate_request
+from lmdeploy.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 from dlinfer.errors import GenerationOptionError
 from dlinfer.framework.lmdeploy_ext.checks.request.generation_options import (
+    _check_mode,
     check_generation,
     check_sampling,
 )
@@ -104,6 +106,32 @@ def test_logprobs_of_the_input_need_logprobs():
     with pytest.raises(GenerationOptionError, match="logprobs"):
         GenerationConfig(logprob_start_len=0, max_new_tokens=0)
     check_generation(GenerationConfig(logprob_start_len=0, max_new_tokens=0, logprobs=0))
+
+
+def engine(mode: Any) -> Any:
+    return PytorchEngineConfig(device_type="cpu", logprobs_mode=mode)
+
+
+def test_logprobs_of_the_input_need_a_mode():
+    """LMDeploy 0.18 itself returns raw logits."""
+    config = GenerationConfig(logprob_start_len=0, max_new_tokens=0, logprobs=0)
+    reason = _fault(config, 1000, engine(None)) or ""
+    assert reason.startswith("logprob_start_len=0 is not valid: expected -1")
+    assert "PytorchEngineConfig(logprobs_mode='raw_logprobs')" in reason
+    assert _fault(config, 1000, engine("raw_logprobs")) is None
+    assert _fault(GenerationConfig(logprobs=0), 1000, engine(None)) is None
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_logprobs_of_a_completion_need_a_mode(count: int):
+    """LMDeploy 0.18 itself refuses 3 alone, and then an ``echo`` returns raw logits."""
+    asked = CompletionRequest(model="m", prompt="a", logprobs=count, echo=True)
+    silent = CompletionRequest(model="m", prompt="a", echo=True)
+    context: Any = SimpleNamespace(engine_config=engine(None))
+    with pytest.raises(GenerationOptionError, match=f"logprobs={count} .*--logprobs-mode raw_logprobs"):
+        validate_request(asked, context, lambda *_: "")
+    _check_mode(silent, context)
+    _check_mode(asked, SimpleNamespace(engine_config=engine("raw_logprobs")))
 
 
 def test_forbidding_every_token_is_refused():

@@ -103,7 +103,7 @@ def test_processors_read_each_rows_own_text(monkeypatch: pytest.MonkeyPatch):
         start = Start(Rules() if said == [2] else rules, prompt, np.empty(0, np.int64), len(said))
         context[START] = start
     drafted = [[5, 6], [7, 8], [3, 3]]
-    Texts().begin(SimpleNamespace(session_ctx=contexts, session_to_cleanup=None), drafted)
+    Texts().begin(SimpleNamespace(session_ctx=contexts), drafted)
     seen: dict[int, list[int]] = {}
 
     async def lmdeploys(self: Any, scores: torch.Tensor) -> Any:

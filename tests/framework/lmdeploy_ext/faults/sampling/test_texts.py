@@ -74,10 +74,10 @@ def test_repetitions_outside_the_window_do_not_count():
     assert not one.repeats(3)
 
 
-def inputs(rows: list[tuple[int, Start | None]], ended: tuple[int, ...] = ()) -> Any:
+def inputs(rows: list[tuple[int, Start | None]]) -> Any:
     """SamplingInputs of sequences: (session, what starts with the step)."""
     contexts = [{"session_id": s, "seq_id": 0} | ({START: start} if start else {}) for s, start in rows]
-    return SimpleNamespace(session_ctx=contexts, session_to_cleanup=list(ended))
+    return SimpleNamespace(session_ctx=contexts)
 
 
 def start(*generated: int, rules: Rules = PENALTY) -> Start:
@@ -112,7 +112,8 @@ def test_a_preempted_text_starts_anew_without_the_dropped_token():
 def test_ended_sessions_are_forgotten():
     texts = Texts()
     texts.begin(inputs([(1, start()), (2, start())]))
-    step = inputs([(1, None), (2, None)], ended=(1,))
+    texts.forget([1])
+    step = inputs([(1, None), (2, None)])
     texts.begin(step)
     assert list(lengths(step)) == [1]
     texts.clear()
