@@ -1,6 +1,8 @@
-"""Correct DeepSeek-V2's router: experts of the best groups only, and the scale of the weights.
+"""Correct DeepSeek-V2's router for experts of the best groups only.
 
-Source: DeepSeek-V2 (2024, arXiv:2405.04434), section 2.2.2, as transformers' DeepseekV2TopkRouter computes it.
+Source: DeepSeek-V2 (2024, arXiv:2405.04434), section 2.2.2, as transformers' DeepseekV2TopkRouter computes it. With
+``norm_topk_prob`` the weights stay as LMDeploy and DeepSeek's own code have them: renormalised and not scaled.
+transformers ignores this field. No released DeepSeek-V2 sets it.
 """
 
 from typing import Any
@@ -34,17 +36,13 @@ class GroupLimitedTopK:
 @corrects(
     "lmdeploy.pytorch.models.deepseek_v2:MoEGate.__init__",
     why="with topk_method='group_limited_greedy', sets logits of excluded experts to 0 before the softmax, so weights "
-    "are wrong, and an excluded expert wins over a negative logit; with norm_topk_prob, renormalises weights and does "
-    "not scale them, unlike transformers",
+    "are wrong, and an excluded expert wins over a negative logit",
     for_models=("deepseek_v2",),
 )
 def _router(
     original: Original, self: Any, config: Any, dtype: Any = None, device: Any = None, info: Any = None
 ) -> None:
     original(self, config, dtype, device, info)
-    if self.topk_method not in ("greedy", "group_limited_greedy"):
-        return  # DeepSeek-V3's router, which has a layer of its own
-    self.renormalize = False  # LMDeploy scales only weights that it does not renormalise
     if self.topk_method == "group_limited_greedy":
         self.topk_method = "greedy"  # ``forward`` then passes logits of all experts to ``softmax_topk``
         del self.softmax_topk
