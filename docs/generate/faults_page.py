@@ -52,9 +52,8 @@ def _upstream(address: str) -> str:
 
 def document() -> str:
     """The page."""
-    rooms = [
-        importlib.import_module(f.name) for f in pkgutil.iter_modules(faults.__path__, f"{faults.__name__}.")
-    ]
+    found = pkgutil.iter_modules(faults.__path__, f"{faults.__name__}.")
+    rooms = [importlib.import_module(room.name) for room in found if room.ispkg]
     parts = [
         text
         for room in rooms

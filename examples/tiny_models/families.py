@@ -296,6 +296,24 @@ FURTHER: dict[str, Family] = {
         },
         dense=False,
     ),
+    "deepseek_v2_groups": Family(
+        "DeepseekV2",
+        "experts of the best groups only, chosen by a softmax over all, with scaled weights",
+        _LATENT
+        | {
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 4.0,
+            "scoring_func": "softmax",
+            "topk_method": "group_limited_greedy",
+        },
+        dense=False,
+    ),
     "deepseek_v3": Family(
         "DeepseekV3",
         "latent attention; experts in groups, chosen by sigmoids and a correction bias",

@@ -167,6 +167,11 @@ BROKEN = {
         "q_proj.qweight is packed, but config.json has no quantization_config. Next step: copy "
         "quantize_config.json into config.json",
     ),
+    "packed weights with AutoAWQ's keys elsewhere": Broken(
+        _pack("quant_config.json"),
+        "copy quant_config.json into config.json as quantization_config, and add quant_method 'awq' and rename "
+        "w_bit to bits and q_group_size to group_size",
+    ),
     "index without a map": Broken(_index_alone, f"{INDEX} has no weight_map"),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import ModuleType
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.faults.models import byte_order_mark
+from dlinfer.framework.lmdeploy_ext.faults import byte_order_mark
 from dlinfer.framework.patching import Patch, patches_of
 
 

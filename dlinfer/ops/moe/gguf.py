@@ -36,8 +36,8 @@ def fused_moe_gguf(
     """Compute ``dlinfer.ops.fused_moe`` with weights in GGUF's blocks, multiplied as by ``linear_gguf``.
 
     hidden_states: [tokens, hidden], float32, float16 or bfloat16, any strides.
-    gate_up_weights: [experts, bytes], uint8, any strides, but an expert whose bytes are not contiguous is copied by
-        each call: of each expert gate [intermediate, hidden], and behind it up of the same sizes.
+    gate_up_weights: [experts, bytes], uint8. An expert's bytes are gate [intermediate, hidden], then up of the same
+        size. Any strides; if an expert's bytes are not contiguous, each call copies them.
     down_weights: [experts, bytes], likewise: of each expert down [hidden, intermediate].
     topk_weights: [tokens, topk], any floating dtype.
     topk_ids: [tokens, topk], int32 or int64, of 0..experts-1.

@@ -42,7 +42,8 @@ def _call_linear_gguf(
 ) -> Tensor:
     """Compute x @ w.T + bias for a weight w of one or more matrices in GGUF's blocks, one below the other.
 
-    x: [..., in_features], float32, float16 or bfloat16, any strides. Of blocks of 256, in_features is a multiple.
+    x: [..., in_features], float32, float16 or bfloat16, any strides. in_features must be a multiple of the block size
+        (32 or 256) of every type in ``types``.
     weight: [bytes], uint8, contiguous: the matrices' blocks, as a GGUF file has them (``ops.quantised.gguf``). Their
         float32 numbers are rounded to x's dtype and multiplied in it.
     bias: [sum of rows] or None, x's dtype.

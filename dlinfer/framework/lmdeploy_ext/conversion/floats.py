@@ -106,11 +106,23 @@ def _group(model: Mapping[str, Any]) -> int:
     return group
 
 
-def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, Tensor]:
+def empty_parts(form: Format, out_features: int, in_features: int, *stacked: int) -> dict[str, Tensor]:
+    """Return uninitialised tensors for the parts of a packed weight of this size, as ``packed`` returns them.
+
+    stacked: sizes of leading dimensions, such as the number of experts.
+    """
+    layout = form.parts(out_features, in_features).items()
+    return {part: torch.empty((*stacked, *shape), dtype=DTYPES[dtype]) for part, (dtype, shape) in layout}
+
+
+def packed(
+    setting: str, form: Format, name: str, weight: Tensor, into: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Quantise a weight [out, in], and return the format's tensors: a dict from last part of the name to tensor.
 
-    setting: the user's setting with its value, for error texts. name: the weight's name. Raises UnsupportedFeatureError
-    if the weight is not a floating-point matrix, or has values that are not finite or too large for the format.
+    setting: the user's setting with its value, for error texts. name: the weight's name. into: the tensors to write,
+    of the shapes that ``empty_parts`` returns; None for new ones. Raises UnsupportedFeatureError if the weight is not a
+    floating-point matrix, or has values that are not finite or too large for the format.
     """
     feature = f"{setting} for {name}"
     if weight.ndim != 2 or not weight.is_floating_point() or weight.dtype.itemsize == 1:
@@ -118,8 +130,7 @@ def packed(setting: str, form: Format, name: str, weight: Tensor) -> dict[str, T
         raise refuse(f"{feature} of {weight.dtype} and shape {list(weight.shape)}", advice)
     if fault := form.fault(*weight.shape):
         raise refuse(f"{feature}: {fault}", "set int8, which supports any size")
-    layout = form.parts(*weight.shape).items()
-    parts = {part: torch.empty(shape, dtype=DTYPES[dtype]) for part, (dtype, shape) in layout}
+    parts = empty_parts(form, *weight.shape) if into is None else into
     begins = dict.fromkeys(parts, 0)
     for rows in pieces(weight, _PIECE):
         if not rows.isfinite().all():

@@ -57,6 +57,16 @@ def _spread(name: str, rows: Tensor, inputs: int, stored: int, group: int, check
     return rows if size == group else rows[torch.arange(inputs // group) * group // size]
 
 
+def _fits(stored: Tensor, scales: Tensor) -> bool:
+    """Return whether scales are finite in float16, and none is so small there that it loses precision.
+
+    stored: the scales in the file's dtype. scales: the same in float16.
+    """
+    is_normal = scales.abs() >= torch.finfo(torch.float16).smallest_normal
+    is_exact = scales.to(stored.dtype) == stored
+    return bool((scales.isfinite() & (is_normal | is_exact)).all())
+
+
 @dataclass(frozen=True)
 class FourBits:
     """The layout of a checkpoint's 4-bit weights, and their conversion to AWQ.
@@ -111,9 +121,8 @@ class FourBits:
         zeros = None if self.symmetric or kind == "scales" else self.packing.unpack_zeros(table)
         if kind == "scales":
             scales = table.to(torch.float16)  # the dtype of LMDeploy's parameter
-            self.checkpoint.require(
-                scales.isfinite().all(), f"with scales of {owner} beyond the range of float16"
-            )
+            detail = f"with scales of {owner} that float16 cannot hold (too large or too small)"
+            self.checkpoint.require(_fits(table, scales), detail)
             yield f"{owner}.scales", self._spread(owner, scales, layer).contiguous()
             if self.symmetric:
                 zeros = torch.full(table.shape, self.packing.middle, dtype=torch.int32)

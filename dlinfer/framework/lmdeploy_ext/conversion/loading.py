@@ -27,9 +27,13 @@ def rewrite(hf_config: Any) -> None:
     """Replace the ``quantization_config`` of ``hf_config`` by the one of the converted checkpoint.
 
     hf_config: transformers' configuration. If LMDeploy does not know the quantisation method, the field is removed
-    instead, and the new field ``experts_packed_as`` holds the method's name. Raises UnsupportedFeatureError for a
-    checkpoint that cannot be converted.
+    instead, and the new field ``experts_packed_as`` holds the method's name. An empty field (null or ``{}``) is
+    removed too. Raises UnsupportedFeatureError for a checkpoint that cannot be converted.
     """
+    for part in language_configs(hf_config):
+        fields = part if isinstance(part, dict) else vars(part)
+        if not fields.get("quantization_config", True):
+            del fields["quantization_config"]  # LMDeploy tests hasattr, so None is not enough
     stored: Any = getattr(hf_config, "quantization_config", None)
     nested = (getattr(part, "quantization_config", None) for part in language_configs(hf_config)[1:])
     plan = None
@@ -43,7 +47,7 @@ def rewrite(hf_config: Any) -> None:
             )
         plan = plan_of(stored, hf_config.to_dict())
         if plan is not None and plan.config is None:
-            del hf_config.quantization_config  # LMDeploy tests hasattr, so None is not enough
+            del hf_config.quantization_config
             hf_config.experts_packed_as = stored["quant_method"]
     elif stored is None and all(part is None for part in nested):
         if asked_bits() and hasattr(hf_config, GGUF_FILE):
@@ -119,7 +123,7 @@ def plan_of_folder(folder: Path) -> Plan | None:
     nested = [
         part.get("quantization_config") for part in language_configs(model)[1:] if isinstance(part, dict)
     ]
-    if stored is None and all(part is None for part in nested):
+    if not stored and not any(nested):
         return asked_plan(model)
     return plan_of(stored, model) if isinstance(stored, dict) else None
 

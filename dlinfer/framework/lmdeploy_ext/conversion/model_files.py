@@ -11,8 +11,9 @@ import mmap
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,18 @@ def is_pickled(path: Path) -> bool:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return tensor name -> entry of a safetensors or GGUF file, in the order of the bytes.
+    """Return tensor name -> entry of a safetensors or GGUF file, in the order of the bytes. Do not change the result.
 
-    The file must be complete.
+    The file must be complete. The last two headers are kept, and a file with another size or date is read anew.
     """
     if reader.is_gguf(path):
         return {name: _of_gguf(source, path) for name, source in weights.sources(path).items()}
+    state = path.stat()
+    return _header(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _header(path: Path, size: int, changed: int) -> dict[str, Stored]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
@@ -146,7 +153,10 @@ def _of_gguf(source: weights.Source, path: Path) -> Stored:
 
 
 def read(folder: Path) -> list[Stored]:
-    """Return the entries of all tensors in the files that LMDeploy loads, but pickled ones. They must be complete."""
+    """Return the entries of all tensors in the weight files that LMDeploy loads.
+
+    Pickled files are skipped. The other files must be complete.
+    """
     stored: dict[str, Stored] = {}
     for path in weight_files(folder):
         stored |= {} if is_pickled(path) else header(path)
@@ -194,9 +204,18 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def tensor(path: Path, name: str) -> Tensor:
     """Return one tensor of a weight file. Do not write to it, because it may be a view of the mapped file."""
+    return lookup(path)(name)
+
+
+def lookup(path: Path) -> Callable[[str], Tensor]:
+    """Return a function from a tensor's name to the tensor, as ``tensor`` returns it. It parses the file only once."""
     if reader.is_gguf(path):
-        return weights.tensor(path, name)
-    return _pickled(path, "cpu")[name] if is_pickled(path) else _view(_mapped(path), header(path)[name])
+        return weights.lookup(path)
+    if is_pickled(path):
+        return _pickled(path, "cpu").__getitem__
+    stored = header(path)
+    # A mapping for each tensor: once the tensor is dropped, so are its pages.
+    return lambda name: _view(_mapped(path), stored[name])
 
 
 def tensors(path: str | Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -46,7 +46,8 @@ def checked(make: Callable[[], Any], tied: bool) -> Any:
         raise too_large(f"{gib(int(refused[1]))} for a single weight", memory) from error
     needed = parameter_bytes(model, tied)
     packing = getattr(model, "packing", None)  # of ``layers.quantised.packing`` or ``gguf_packing``
-    if packing is not None:  # BF12 is made while weights load; the largest is whole before it is packed
+    if packing is not None:
+        # Weights are packed while they load (bf12, int8, int4). The largest one is in memory unpacked until then.
         needed -= max(packing.saved_bytes - packing.largest_weight, 0)
     if memory.shared:
         if needed > memory.available:

@@ -230,8 +230,9 @@ def _llama3(metadata: _Metadata, head_size: int, theta: float) -> dict[str, Any]
 
 
 def _dtype(header: Header) -> str:
-    """Return the dtype of a file's floating-point matrices; bfloat16 if it has others, as all these families had it.
+    """Return the dtype of a file's floating-point matrices.
 
+    It is bfloat16 if the file also has quantised matrices, because all these families were published in bfloat16.
     Gemma's activations exceed float16, so its models are served in bfloat16 instead.
     """
     kinds = {entry.type for entry in header.tensors.values() if len(entry.shape) > 1}

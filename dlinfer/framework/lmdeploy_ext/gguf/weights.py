@@ -42,10 +42,15 @@ def empty_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.empty(source.shape, dtype=stored_dtype(source.entry.type), device="meta")
 
 
-def tensor(path: Path, name: str) -> Tensor:
-    """Return one tensor unpacked. Its dtype is the stored one; that of blocks is float32."""
-    source = sources(path)[name]
-    return _Reader(path).numbers(source, stored_dtype(source.entry.type))
+def lookup(path: Path) -> Callable[[str], Tensor]:
+    """Return a function from a tensor's name to the unpacked tensor. Its dtype is the stored one; of blocks float32."""
+    named = sources(path)
+
+    def tensor(name: str) -> Tensor:
+        source = named[name]
+        return _Reader(path).numbers(source, stored_dtype(source.entry.type))
+
+    return tensor
 
 
 def tensors(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,9 +15,11 @@ from lmdeploy.pytorch.weight_loader.model_weight_loader import ModelWeightLoader
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dlinfer import settings
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model.quantisation import W8A8_SERVED
 from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
+from dlinfer.framework.lmdeploy_ext.conversion.loading import plan_of_folder, rewrite
 from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.ops.quantised.packing import AWQ
 from tests.framework.lmdeploy_ext.conversion.conversion_files import (
@@ -186,11 +189,40 @@ def test_an_order_that_is_none_is_taken(tmp_path):
         assert torch.equal(meaning(loaded, "q_proj", 32), meant)
 
 
+_NO_FLOAT16 = r"scales of q_proj that float16 cannot hold \(too large or too small\)"
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        *((scale, torch.bfloat16) for scale in (1e-9, -1e-9, 1.3e-7, 1e5)),
+        *((scale, torch.float32) for scale in (1e-9, -1e-9, 5.9e-5, 1e5, float("nan"))),
+    ],
+)
+def test_scales_that_float16_would_change_much_are_refused(tmp_path, scale, dtype):
+    scales = torch.ones(2, 8).to(dtype)
+    scales[1, 3] = scale
+    tensors, _ = gptq("q_proj", 64, 8, 32, scales=scales)
+    refused_while_loading(tmp_path, GPTQ, tensors, f"{_NO_FLOAT16}.* Next step: use")
+
+
+def test_scales_that_float16_holds_are_taken(tmp_path):
+    tiny = torch.finfo(torch.float16).smallest_normal
+    scales = torch.tensor([0.0, tiny, 1.0001 * tiny, 65504.0, 2.0**-24, 2.0**-20, 1e-3, 0.1]).repeat(2, 1)
+    tensors, _ = gptq("q_proj", 64, 8, 32, scales=scales)
+    loaded = load(tmp_path, GPTQ, [tensors], Model(q_proj=Layer(64, 32)))
+    torch.testing.assert_close(loaded["q_proj.scales"].float(), scales, rtol=2**-11, atol=0)
+    for stored in (torch.full((2, 8), 3e-7).half(), torch.full((2, 8), 1e-5).half()):
+        tensors, _ = gptq("q_proj", 64, 8, 32, scales=stored)
+        loaded = load(tmp_path, GPTQ, [tensors], Model(q_proj=Layer(64, 32)))
+        assert torch.equal(loaded["q_proj.scales"], stored)
+
+
 def test_numbers_that_the_target_cannot_hold_are_refused(tmp_path):
     tensors, _ = gptq("q_proj", 64, 8, 32, qzeros=words(torch.full((2, 8), 15), 1))
     refused_while_loading(tmp_path, GPTQ, tensors, "a zero point of q_proj")
     tensors, _ = gptq("q_proj", 64, 8, 32, scales=torch.full((2, 8), 1e6))
-    refused_while_loading(tmp_path, GPTQ, tensors, "scales of q_proj beyond the range of float16")
+    refused_while_loading(tmp_path, GPTQ, tensors, _NO_FLOAT16)
     tensors, _ = gptq("q_proj", 64, 8, 32, scales=torch.ones(3, 8))
     refused_while_loading(tmp_path, GPTQ, tensors, "3 groups of 32 inputs in q_proj, which has 64")
     tensors, _ = gptq("other", 64, 8, 32)
@@ -248,6 +280,31 @@ def test_fixed_scales_of_inputs_that_layers_share(tmp_path):
 
 
 # --- configurations
+
+
+@pytest.mark.parametrize("empty", [None, {}])
+def test_an_empty_configuration_is_as_none(tmp_path, empty):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "quantization_config": empty}
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | config))
+    hf_config = _patch_quantization_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    assert not hasattr(hf_config, "quantization_config")
+    ModelConfig.from_hf_config(hf_config, dtype="float32", device_type="cpu")
+    assert QuantizationConfig.from_config(hf_config).quant_method is None
+    assert plan_of_folder(tmp_path) is None
+    with settings.override(cpu_weights="int8"):
+        plan = plan_of_folder(tmp_path)
+        assert plan is not None and plan.packs
+    hf_config.quantization_config = empty
+    with pytest.raises(UnsupportedFeatureError, match="a model that is not quantised"):
+        _patch_quantization_config(hf_config, "awq")
+
+
+def test_an_empty_configuration_inside_another_is_as_none():
+    inner = transformers.LlamaConfig()
+    setattr(inner, "quantization_config", {})  # noqa: B010 - transformers declares no such field
+    config = SimpleNamespace(text_config=inner, quantization_config=None, to_dict=dict)
+    rewrite(config)
+    assert not hasattr(config, "quantization_config") and not hasattr(inner, "quantization_config")
 
 
 def served(config: dict[str, Any], name: str = "LlamaForCausalLM", **sizes: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def test_unpacked(written: Written, saved: Saved) -> None:
     assert got.keys() == saved.keys()
     for name, want in saved.items():
         assert torch.equal(got[name], want), name
-        assert torch.equal(weights.tensor(written.path, name), want), name
+        assert torch.equal(weights.lookup(written.path)(name), want), name
 
 
 def test_shapes(written: Written, saved: Saved) -> None:

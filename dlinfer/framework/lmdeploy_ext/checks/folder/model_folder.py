@@ -13,6 +13,7 @@ import torch
 
 from dlinfer.errors import ModelFolderError
 from dlinfer.framework.lmdeploy_ext.checks.folder import remote_code
+from dlinfer.framework.lmdeploy_ext.checks.model import quantisation
 from dlinfer.framework.lmdeploy_ext.checks.model.support import architectures, check_support, quantisation_of
 from dlinfer.framework.lmdeploy_ext.checks.options import session_length
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
@@ -28,7 +29,11 @@ _COPY_AGAIN = "copy or download the complete model again"
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _PACKED = ("qweight", "weight_packed")
-_SAID_APART = ("quantize_config.json", "quant_config.json")
+_SAID_APART = {
+    "quantize_config.json": "add quant_method 'gptq' or 'awq'",
+    "quant_config.json": f"add quant_method 'awq' and rename {quantisation.RENAMING}",
+}
+"""Files where AutoGPTQ and AutoAWQ put the configuration -> how to make it a ``quantization_config``."""
 
 
 def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
@@ -190,9 +195,7 @@ def _check_unquantised(folder: Path, names: set[str]) -> None:
         return
     advice = "add quantization_config with a quant_method to config.json, as transformers saves it"
     if apart := [name for name in _SAID_APART if (folder / name).is_file()]:
-        advice = (
-            f"copy {apart[0]} into config.json as quantization_config, and add quant_method 'gptq' or 'awq'"
-        )
+        advice = f"copy {apart[0]} into config.json as quantization_config, and {_SAID_APART[apart[0]]}"
     detail = f"{packed[0]} is packed, but config.json has no quantization_config"
     raise unusable(folder, detail, advice)
 

@@ -101,6 +101,6 @@ def patch_quantization_config(original: Original, hf_config: Any, model_format: 
     loading.rewrite(hf_config)
     if model_format not in QUANTISED_FORMATS:
         return original(hf_config, model_format)
-    if stored is None:
+    if not stored:
         raise refuse(f"{model_format=} for a model that is not quantised", "leave model_format out")
     return hf_config  # ``check`` refuses a checkpoint of another method

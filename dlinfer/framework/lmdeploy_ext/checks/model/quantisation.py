@@ -17,6 +17,12 @@ BLOCK = 128
 ADVICE = "use the unquantised model in bfloat16 or float32"
 _AWQ_ADVICE = "use a 4-bit AWQ model, or the unquantised model in bfloat16 or float32"
 
+_AUTOAWQ = {"w_bit": "bits", "q_group_size": "group_size"}
+"""AutoAWQ's keys in quant_config.json -> transformers' keys in ``quantization_config``."""
+
+RENAMING = " and ".join(f"{own} to {other}" for own, other in _AUTOAWQ.items())
+"""The keys of AutoAWQ's quant_config.json that the user has to rename, for texts."""
+
 # Layers that LMDeploy never packs. Few of its model classes pass on their layers' names, so others cannot be exempt.
 _NEVER_PACKED = ("lm_head", "embed_tokens", "norm")
 _ROUTERS = ("gate", "shared_expert_gate")  # never packed either, in models with experts
@@ -109,6 +115,10 @@ def _check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
         if not is_served:
             raise refuse(f"an AWQ model {detail}", _AWQ_ADVICE)
 
+    unread = [own for own, other in _AUTOAWQ.items() if own in config and other not in config]
+    if unread:
+        feature = f"an AWQ model with AutoAWQ's keys in quantization_config ({', '.join(unread)})"
+        raise refuse(feature, f"rename {RENAMING} in config.json")
     bits, group_size = config.get("bits", 4), config.get("group_size", 128)
     layout = str(config.get("version") or config.get("format") or "gemm").lower()
     require(bits == 4, f"of {bits} bits")

@@ -9,6 +9,7 @@ parameter. Values are read only for tensors whose values the loaders need, such 
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,9 +155,10 @@ class _Load:
                     module.process_weights_after_loading()  # latent attention makes two weights from one
 
     def _tensors(self, path: Path) -> Iterator[tuple[str, Tensor]]:
+        tensor_of = functools.cache(lambda: model_files.lookup(path))  # of most files no values are read
         for name, tensor in model_files.empty_tensors(path):
             self.name, self.shape = name, tensor.shape
-            yield name, model_files.tensor(path, name) if self._read.intersection(_patterns(name)) else tensor
+            yield name, tensor_of()(name) if self._read.intersection(_patterns(name)) else tensor
 
     def unfilled(self) -> _Gaps:
         # EAGLE-3 drafts whose checkpoint has no embedding have include_embed_tokens=False, and use the target's.

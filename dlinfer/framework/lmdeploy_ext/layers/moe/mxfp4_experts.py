@@ -45,9 +45,8 @@ class Mxfp4Weights(ExpertWeights):
         self.is_gate_up = is_gate_up
         if into % MXFP4.group_size or out % MXFP4.per_word:
             sizes = f"experts in MXFP4 with {into} inputs and {out} outputs"
-            raise refuse(
-                sizes, "use a checkpoint whose inputs are a multiple of 32 and outputs a multiple of 8"
-            )
+            advice = "use a checkpoint whose experts have a multiple of 32 inputs and a multiple of 8 outputs"
+            raise refuse(sizes, advice)
         groups, words = into // MXFP4.group_size, out // MXFP4.per_word
         self.register("blocks", (experts, into, words), MXFP4.storage, device, self.load_blocks)
         self.register("scales", (experts, groups, out), torch.bfloat16, device, self.load_scales)

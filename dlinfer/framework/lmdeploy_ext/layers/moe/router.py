@@ -1,7 +1,8 @@
 """Choose experts with a correction bias, as DeepSeek-V3 does (arXiv:2412.19437, section 2.1.2).
 
-LMDeploy's router reshapes with a size of -1. If all experts form one group (``n_group=1``), a graph with a symbolic
-number of tokens cannot infer this size.
+LMDeploy's own router has two faults. It masks the experts of other groups with 0, so they win over an expert whose
+score plus bias is negative; transformers masks them with -inf. It also reshapes with a size of -1, which a graph with a
+symbolic number of tokens cannot infer if all experts form one group (``n_group=1``).
 """
 
 from typing import Any
@@ -17,8 +18,9 @@ from dlinfer.framework.lmdeploy_ext.layers.from_spec import FromSpec
 class BiasedRouter(FromSpec, RouterNoauxTCImpl):
     """Chooses experts by score plus bias, and returns their scores as weights.
 
-    With ``router_n_groups`` the weights include the bias. Raises UnsupportedFeatureError for scores other than sigmoid
-    and softmax.
+    With ``n_group`` above 1, keeps the groups whose two best experts have the largest sums. Experts of other groups
+    cannot be chosen. With ``router_n_groups`` the weights include the bias. Raises UnsupportedFeatureError for scores
+    other than sigmoid and softmax.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -38,12 +40,12 @@ class BiasedRouter(FromSpec, RouterNoauxTCImpl):
             first = torch.arange(spec.router_n_groups, device=choice.device)[:, None] * size
             weights, ids = weights.flatten(-2), (places + first).flatten(-2)
         else:
-            if spec.n_group > 1:  # 0 outside the groups whose two best experts have the largest sums
+            if spec.n_group > 1:
                 groups = choice.unflatten(-1, (spec.n_group, choice.shape[-1] // spec.n_group))
                 sums = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(dim=-1)
                 best = sums.topk(spec.top_k_group, dim=-1, sorted=False).indices
-                chosen = torch.zeros_like(sums).scatter(1, best, 1)
-                choice = groups.masked_fill(chosen[..., None] == 0, 0.0).flatten(-2)
+                outside = torch.ones_like(sums, dtype=torch.bool).scatter(1, best, False)
+                choice = groups.masked_fill(outside[..., None], -torch.inf).flatten(-2)
             ids = choice.topk(spec.top_k, dim=-1, sorted=False).indices
             weights = scores.gather(1, ids)
         if spec.renormalize:

@@ -148,10 +148,19 @@ class FewBits(Form):
     def admits(self, name: str) -> bool:
         return _LANGUAGE.fullmatch(name) is not None and name.rpartition(".")[2] not in _ROUTERS
 
-    def _packed(self, form: Format, weight: Tensor, name: str) -> list[dict[str, Tensor]]:
-        """Quantise the matrices of a weight [rows, columns] or [experts, rows, columns]."""
-        matrices = weight if weight.ndim == 3 else weight[None]
-        return [floats.packed(self.setting, form, name, matrix) for matrix in matrices]
+    def _packed(self, form: Format, weight: Tensor, name: str) -> dict[str, Tensor]:
+        """Quantise a weight [rows, columns] or [experts, rows, columns].
+
+        Each expert is written into its place in the result, so the packed numbers are in memory only once.
+        """
+        if weight.ndim == 2:
+            return floats.packed(self.setting, form, name, weight)
+        experts, rows, columns = weight.shape
+        parts = floats.empty_parts(form, rows, columns, experts)
+        for expert, matrix in enumerate(weight):
+            own = {part: stack[expert] for part, stack in parts.items()}
+            floats.packed(self.setting, form, name, matrix, own)
+        return parts
 
 
 class Int8(FewBits):
@@ -165,7 +174,7 @@ class Int8(FewBits):
 
     def pack(self, weight: Tensor, name: str) -> tuple[Tensor, ...]:
         parts = self._packed(W8A8(), weight, name)
-        return tuple(_joined([matrix[part] for matrix in parts], weight) for part in ("weight", "scale"))
+        return parts["weight"], parts["scale"]
 
     def unpack(self, parts: tuple[Tensor, ...], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         numbers, scales = parts
@@ -201,8 +210,7 @@ class Int4(FewBits):
 
     def pack(self, weight: Tensor, name: str) -> tuple[Tensor, ...]:
         parts = self._packed(AwqInt4(self.group_size), weight, name)
-        names = ("qweight", "scales", "qzeros")
-        return tuple(_joined([matrix[part] for matrix in parts], weight) for part in names)
+        return parts["qweight"], parts["scales"], parts["qzeros"]
 
     def unpack(self, parts: tuple[Tensor, ...], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         form, names = AwqInt4(self.group_size), ("qweight", "scales", "qzeros")
@@ -215,11 +223,6 @@ class Int4(FewBits):
 
     def experts(self, layer: Any, gate_up: Weight, down: Weight) -> Any:
         return ExpertsInt4(layer, gate_up, down)
-
-
-def _joined(matrices: list[Tensor], weight: Tensor) -> Tensor:
-    """Return the matrices of all experts as one tensor; of a weight [rows, columns] its only one."""
-    return torch.stack(matrices) if weight.ndim == 3 else matrices[0]
 
 
 FORMS = {form.bits: form for form in (Int8, Int4)}

@@ -24,6 +24,7 @@ from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 
 BLOCKED: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 W8A8: dict[str, Any] = {"quant_method": "smooth_quant"}
+AWQ: dict[str, Any] = {"quant_method": "awq", "zero_point": True, "version": "GEMM"}
 
 
 def config(quantised: dict[str, Any], name: str = "LlamaForCausalLM", **sizes: int) -> dict[str, Any]:
@@ -70,6 +71,21 @@ def test_refused_by_name(given, named):
 )
 def test_taken(given):
     check_support(given)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"w_bit": 4, "q_group_size": 64}, {"w_bit": 8, "group_size": 64}, {"bits": 4, "q_group_size": 64}],
+)
+def test_autoawqs_own_keys_are_refused(keys):
+    with pytest.raises(UnsupportedFeatureError, match=r"AutoAWQ.s keys in quantization_config") as caught:
+        check_support(config(AWQ | keys))
+    assert "rename w_bit to bits and q_group_size to group_size in config.json" in str(caught.value)
+
+
+def test_autoawqs_own_keys_beside_those_of_transformers_are_taken():
+    check_support(config(AWQ | {"bits": 4, "group_size": 64}))
+    check_support(config(AWQ | {"bits": 4, "group_size": 64, "w_bit": 4, "q_group_size": 64}))
 
 
 # --- layers

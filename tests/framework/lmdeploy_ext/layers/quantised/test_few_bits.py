@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dlinfer import ops
 from dlinfer.errors import UnsupportedFeatureError
@@ -92,6 +95,40 @@ def test_experts_are_computed_from_packed_stacks(form: Form) -> None:
     assert error < 0.03
     with pytest.raises(AssertionError, match="not packed"):
         experts.forward(x, shares, ids, *weights[:2], torch.zeros(1), None, None, act_func=None)
+
+
+class Peak(TorchDispatchMode):
+    """Measures the most bytes that the results of ops had at any time, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak, self._sizes = 0, dict[StorageWeakRef, int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        known = {ref.cdata for ref in self._sizes}
+        given = {
+            StorageWeakRef(x.untyped_storage()).cdata for x in tree_leaves(args) if isinstance(x, Tensor)
+        }
+        for tensor in tree_leaves(out):
+            ref = StorageWeakRef(tensor.untyped_storage()) if isinstance(tensor, Tensor) else None
+            if ref is not None and ref.cdata not in known | given:
+                self._sizes[ref] = tensor.untyped_storage().nbytes()
+        self._sizes = {ref: size for ref, size in self._sizes.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self._sizes.values()))
+        return out
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.bits)
+def test_packed_experts_are_in_memory_once(form: Form) -> None:
+    plain = torch.randn(512, ROWS, COLUMNS)
+    with Peak() as memory:
+        packed = form.pack(plain, "experts")
+    size = sum(part.nbytes for part in packed)
+    assert size <= memory.peak < 1.5 * size  # an expert is packed in 64-bit numbers
+    for expert in (0, 100, 511):
+        alone = form.pack(plain[expert], "an expert")
+        assert all(torch.equal(part[expert], own) for part, own in zip(packed, alone, strict=True))
 
 
 def test_int4_leaves_sizes_that_make_no_whole_words() -> None:
