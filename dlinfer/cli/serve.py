@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends the command, and return the exit status."""
-    lines = [output.LogLines()]
-    logging.basicConfig(level=logging.INFO, format="dlinfer serve: %(message)s", handlers=lines)
+    handler = output.LogLines()
+    logging.basicConfig(level=logging.INFO, format="dlinfer serve: %(message)s", handlers=[handler])
     try:
         supervisor = _supervisor(arguments)
     except DlinferError as error:
@@ -94,7 +94,7 @@ def _supervisor(arguments: argparse.Namespace):
                 detail="--join-key is missing",
                 advice="pass --join-key with the same secret on both machines.",
             )
-        join.router_address(arguments.join)
+        join.router_address(arguments.join)  # raises JoinError for a bad URL
         if server.host in addresses.EVERY_ADDRESS:
             server = server.at(join.local_address(arguments.join))
     elif several:

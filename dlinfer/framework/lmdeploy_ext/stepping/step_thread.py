@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import forget_ended, texts_of
+from dlinfer.framework.lmdeploy_ext.faults.sampling.steps import forget_before_scoring, texts_of
 from dlinfer.framework.lmdeploy_ext.stepping import joined_forward, prompt_pace, prompt_turns
 from dlinfer.framework.lmdeploy_ext.stepping.joined_forward import Step
 from dlinfer.framework.patching import Original, replaces
@@ -198,7 +198,7 @@ async def _step(original: Original, self: Any, *args: Any, **kwargs: Any) -> Non
 
 async def _run_one(original: Original, agent: Any, *args: Any, **kwargs: Any) -> None:
     """Run a step, and forget the sessions that ended before it."""
-    forget_ended(agent, kwargs)
+    forget_before_scoring(agent, kwargs)
     await original(agent, *args, **kwargs)
 
 

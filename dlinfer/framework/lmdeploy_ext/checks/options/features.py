@@ -139,25 +139,19 @@ def _refuse_ipc_update(original: Original, self: Any, request: Any, reject_reaso
     _refuse_update(original, self, request)
 
 
+_NO_TEXT = "raises an error without a text, which the server answers with HTTP status 500 and no reason"
+_NEEDS_CUDA = "needs CUDA, and answers that a package is missing and that weights may be partially updated"
+_REFUSALS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(_UPDATES.split(), (_refuse_update, _NO_TEXT)),
+    "update_weights_from_ipc": (_refuse_ipc_update, _NEEDS_CUDA),
+}
+"""Method of an engine -> (what replaces it, why)."""
+
 PATCHES = (
     *(
-        replaces(
-            f"{engine}.{name}",
-            why="raises an error without a text, which the server answers with HTTP status 500 and no reason",
-            when=activation.is_on,
-            essential=False,
-        )(_refuse_update)
+        replaces(f"{engine}.{name}", why=why, when=activation.is_on, essential=False)(refusal)
         for engine in _ENGINES
-        for name in _UPDATES.split()
-    ),
-    *(
-        replaces(
-            f"{engine}.update_weights_from_ipc",
-            why="needs CUDA, and answers that a package is missing and that weights may be partially updated",
-            when=activation.is_on,
-            essential=False,
-        )(_refuse_ipc_update)
-        for engine in _ENGINES
+        for name, (refusal, why) in _REFUSALS.items()
     ),
     *(
         replaces(

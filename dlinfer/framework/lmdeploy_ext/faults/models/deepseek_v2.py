@@ -1,8 +1,7 @@
 """Correct DeepSeek-V2's router for experts of the best groups only.
 
 Source: DeepSeek-V2 (2024, arXiv:2405.04434), section 2.2.2, as transformers' DeepseekV2TopkRouter computes it. With
-``norm_topk_prob`` the weights stay as LMDeploy and DeepSeek's own code have them: renormalised and not scaled.
-transformers ignores this field. No released DeepSeek-V2 sets it.
+``norm_topk_prob`` the weights stay as LMDeploy has them, renormalised and not scaled. transformers ignores this field.
 """
 
 from typing import Any

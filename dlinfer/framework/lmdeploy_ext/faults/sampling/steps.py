@@ -28,7 +28,7 @@ def _forget_ended(agent: Any, sampling_inputs: Any) -> None:
             agent.guided_decoding_manager.remove_processor(session)
 
 
-def forget_ended(agent: Any, step: dict[str, Any]) -> None:
+def forget_before_scoring(agent: Any, step: dict[str, Any]) -> None:
     """Forget the sessions that ended before a step that only scores a prompt.
 
     Other steps do so when they sample. But the list of ended sessions comes with one step only, and a step that scores

@@ -105,9 +105,7 @@ def test_routes_as_transformers(
     for shift in (-3.0, 0.0, 3.0):  # all logits negative, of both signs, all positive
         x = torch.randn(9, HIDDEN) + shift
         _, weights, ids = oracle(x)
-        if (
-            norm and top_k > 1
-        ):  # transformers ignores this field; DeepSeek's own code renormalises and does not scale
+        if norm and top_k > 1:  # transformers ignores this field; LMDeploy renormalises and does not scale
             weights = weights / weights.sum(-1, keepdim=True)
         torch.testing.assert_close(by_expert(*forward(x)), by_expert(weights, ids))
 
