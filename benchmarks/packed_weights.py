@@ -16,7 +16,7 @@ from benchmarks.models import add_model_options, chosen_model
 from benchmarks.timing import publish, ratio
 
 KINDS: dict[str, dict[str, str]] = {
-    "stored": {},
+    "stored": {"DLINFER_CPU_WEIGHTS": "kept"},
     "bf12": {"DLINFER_CPU_WEIGHTS": "bf12"},
     "int8": {"DLINFER_CPU_WEIGHTS": "int8"},
     "int8-kept": {"DLINFER_CPU_WEIGHTS": "int8", "DLINFER_CPU_HEAD": "kept"},

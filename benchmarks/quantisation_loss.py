@@ -43,7 +43,7 @@ AFTER_NORMS = {
 
 def ways(model: Path, work: Path, calibrate: Path | None) -> Iterator[tuple[str, Path, dict[str, str], int]]:
     """Yield (name, folder, settings, quant_policy) of each way, that of the stored model first."""
-    yield "as it is stored", model, {}, 0
+    yield "as it is stored", model, {WEIGHTS: "kept"}, 0
     for name, settings in SETTINGS.items():
         yield name, model, settings, 0
     quantise(model, work / "fp8", BlockedFp8())

@@ -20,7 +20,7 @@ CPU_ISAS = (
     *("neon", "neon_dotprod"),
     *("avx512_model", "avx512_bf16_model", "amx_model"),  # for tests: emulate instructions in software
 )
-CPU_WEIGHTS = ("int8", "int4", "bf12")
+CPU_WEIGHTS = ("auto", "kept", "bf12", "int8", "int4")
 DEBUG_TOPICS = ("graph", "passes", "placement", "cache")
 
 
@@ -136,12 +136,13 @@ class Settings:
         "amx_model compute these instructions in software, many times slower",
     )
     cpu_weights: str = _setting(
-        "",
+        "auto",
         "DLINFER_CPU_WEIGHTS",
         _choice(*CPU_WEIGHTS),
         "how LMDeploy's device cpu packs floating-point weights while they load. int8 and int4 pack as dlinfer "
-        "quantise does for w8a8 and awq-int4. bf12 packs bfloat16 weights in 12 bits and changes no number. "
-        "Empty leaves them as they are. A quantised checkpoint is never packed again",
+        "quantise does for w8a8 and awq-int4. bf12 packs bfloat16 weights in 12 bits and changes no number. auto "
+        "measures for less than a second whether this CPU is faster with bf12, for 1 to max_batch_size rows, and packs "
+        "if it is. kept leaves weights as they are stored. A quantised checkpoint is never packed again",
     )
     cpu_head: str = _setting(
         "",

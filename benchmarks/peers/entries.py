@@ -1,5 +1,6 @@
 """Who takes part for one precision: LMDeploy on the vendor cpu first, then the peers, each on the same weights."""
 
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ EVERY_PRECISION = ("f32", *PRECISIONS)
 """f32 where it is asked for: it is for processors without instructions for bfloat16."""
 PEERS = ("genai", "llama.cpp", "transformers")
 
+_WEIGHTS = "DLINFER_CPU_WEIGHTS"
 _GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_k_m"}
 _EXPORTED = {"f32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
@@ -58,11 +60,11 @@ def entries(
 def _ours(precision: str) -> dict[str, str]:
     if precision == "f32":
         return {}
-    if precision == "bf16":  # the same numbers, of which each takes 12 bits
-        return {"DLINFER_CPU_WEIGHTS": "bf12"}
+    if precision == "bf16":  # auto, kept and bf12 are the same numbers
+        return {_WEIGHTS: os.environ.get(_WEIGHTS, "auto")}
     # OpenVINO rounds what meets weights of 8 and 4 bits by default, llama.cpp always; ours what meets 8 bits.
     rounds = {"DLINFER_CPU_ACTIVATIONS": "int8"} if precision == "int4" else {}
-    return {"DLINFER_CPU_WEIGHTS": precision, "DLINFER_CPU_HEAD": "int8"} | rounds
+    return {_WEIGHTS: precision, "DLINFER_CPU_HEAD": "int8"} | rounds
 
 
 def _gguf(model: Path, python: str) -> Path:

@@ -27,6 +27,8 @@ from dlinfer.ops import registry
 from dlinfer.ops.core.kernels import kernel_authors, several_implementations
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import Vendor
+from dlinfer.vendor.cpu.bf12 import speed
+from dlinfer.vendor.cpu.device import CpuDevice
 from dlinfer.vendor.cpu.host import cpus, memory
 
 SCHEMA = 3
@@ -56,7 +58,8 @@ class Cpu:
     capability: torch's name of the vector instructions that torch uses. cores: physical cores that the process may
     use. quota: CPU time that the process's cgroups allow, in CPUs; null without a limit. usable: a text with the number
     of threads that can run at once, after the cores and limits that decide it. threads: torch's number of threads for
-    one op.
+    one op. bf12_speedup: number of rows -> how many times faster a product is with weights in 12 bits (bf12) than in
+    bfloat16. doctor measures it; it is empty without the C++ kernels. DLINFER_CPU_WEIGHTS=auto decides by it.
     """
 
     capability: str
@@ -64,6 +67,7 @@ class Cpu:
     quota: float | None
     usable: str
     threads: int
+    bf12_speedup: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ def collect(selftest: bool = False) -> Report:
         versions=Versions(
             dlinfer.__version__, platform.python_version(), str(torch.__version__), _installed("transformers")
         ),
-        cpu=_cpu(),
+        cpu=_cpu(states),
         memory=[MemoryBound(*bound) for bound in sorted(memory.bounds())],
         frameworks=[selfcheck.check()],
         vendors=states,
@@ -195,10 +199,19 @@ def collect(selftest: bool = False) -> Report:
     )
 
 
-def _cpu() -> Cpu:
+def _cpu(states: list[VendorState]) -> Cpu:
     usable = cpus.usable_cpus()
     capability = torch.backends.cpu.get_cpu_capability()
-    return Cpu(capability, usable.cores, usable.quota, str(usable), torch.get_num_threads())
+    is_available = any(state.name == "cpu" and state.state == "PASS" for state in states)
+    speedups = speed.speedups(CpuDevice.max_batch_size) if is_available else {}
+    return Cpu(
+        capability,
+        usable.cores,
+        usable.quota,
+        str(usable),
+        torch.get_num_threads(),
+        {str(rows): speedup for rows, speedup in speedups.items()},
+    )
 
 
 def _implementations(states: list[VendorState]) -> dict[str, dict[str, list[str]]]:

@@ -165,6 +165,10 @@ class Device(ABC):
         """Pack a bfloat16 matrix like ``ops.quantised.bf12.pack``, but faster. None: the caller uses that function."""
         return None
 
+    def is_faster_with_bf12(self, most_rows: int) -> bool:
+        """Return whether ``linear_bf12`` is faster than ``linear`` in bfloat16, for 1 to ``most_rows`` rows of x."""
+        return False
+
 
 def host_identity() -> str:
     """Return a text that is equal in all processes that see the same host, and in no others."""

@@ -74,6 +74,11 @@ class CpuDevice(Device):
 
         return pack(weight)
 
+    def is_faster_with_bf12(self, most_rows: int) -> bool:
+        from dlinfer.vendor.cpu.bf12 import speed
+
+        return speed.is_faster(most_rows, torch.get_num_threads())
+
 
 # oneDNN and torch's layer above it cache what they prepare for a product of each size: 0.75 MB for each number of rows
 # in 16 bits, up to a thousand of them. Prompts have all lengths, and experts all numbers of rows, so a server would

@@ -37,7 +37,7 @@ def test_who_takes_part(precision, names, made, tmp_path):
     assert [one.name for one in found] == names
     packed = {"DLINFER_CPU_WEIGHTS": precision, "DLINFER_CPU_HEAD": "int8"}
     rounded = {"DLINFER_CPU_ACTIVATIONS": "int8"}
-    environments = {"bf16": {"DLINFER_CPU_WEIGHTS": "bf12"}, "int8": packed, "int4": packed | rounded}
+    environments = {"bf16": {"DLINFER_CPU_WEIGHTS": "auto"}, "int8": packed, "int4": packed | rounded}
     assert found[0].environment == environments[precision]
     assert {one.model.name for one in found[1:3]} == {entries._EXPORTED[precision]}
     assert found[3].model == tmp_path / "model-bf16.gguf"

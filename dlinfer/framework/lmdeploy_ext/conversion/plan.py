@@ -14,7 +14,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 
-_BF12 = "bf12"
+_AUTO, _KEPT, _BF12 = "auto", "kept", "bf12"
 _CONVERTED = ("gptq", "compressed-tensors", "mxfp4")
 QUANTISED_FORMATS = ("awq", *_CONVERTED)
 """Values of LMDeploy's option model_format that we accept. They are for checkpoints that are already quantised."""
@@ -52,9 +52,12 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
 
 
 def asked_bits() -> str:
-    """Return the value of DLINFER_CPU_WEIGHTS. It is empty unless the active device uses the host's memory."""
+    """Return ``bf12``, ``int8`` or ``int4`` if DLINFER_CPU_WEIGHTS asks for it, else an empty text.
+
+    The result is empty too unless the active device uses the host's memory.
+    """
     bits = settings.current().cpu_weights
-    return bits if bits and activation.active() is not None and activation.device().memory().shared else ""
+    return bits if bits not in (_AUTO, _KEPT) and _shares_memory() else ""
 
 
 def packs_in_place(hf_config: Any) -> str:
@@ -63,10 +66,23 @@ def packs_in_place(hf_config: Any) -> str:
     LMDeploy gets no ``quantization_config`` then. A quantised model stays as it is. int8 and int4 of the classes that
     ``asked_plan`` converts are packed before LMDeploy gets the tensors.
     """
+    return asked_bits() if _is_in_floats(hf_config) else ""
+
+
+def packs_if_faster(hf_config: Any) -> bool:
+    """Return whether a measurement decides if the weights are packed to ``bf12``: DLINFER_CPU_WEIGHTS=auto."""
+    is_asked = settings.current().cpu_weights == _AUTO and _shares_memory()
+    return is_asked and _is_in_floats(hf_config)
+
+
+def _shares_memory() -> bool:
+    return activation.active() is not None and activation.device().memory().shared
+
+
+def _is_in_floats(hf_config: Any) -> bool:
     # ``rewrite`` sets experts_packed_as if it removes a quantised checkpoint's configuration.
     names = ("quantization_config", "experts_packed_as", GGUF_FILE)
-    quantised = (getattr(part, name, None) for part in language_configs(hf_config) for name in names)
-    return asked_bits() if all(value is None for value in quantised) else ""
+    return all(getattr(part, name, None) is None for part in language_configs(hf_config) for name in names)
 
 
 def packs_head(hf_config: Any) -> bool:
@@ -77,7 +93,7 @@ def packs_head(hf_config: Any) -> bool:
     configuration, whose ``quantization_config`` is the one that LMDeploy gets.
     """
     asked = settings.current().cpu_head
-    if activation.active() is None or not activation.device().memory().shared or asked == "kept":
+    if asked == _KEPT or not _shares_memory():
         return False
     rounds = packs_in_place(hf_config) not in ("", _BF12)
     return bool(asked) or rounds or is_packed_as_it_loads(getattr(hf_config, "quantization_config", None))

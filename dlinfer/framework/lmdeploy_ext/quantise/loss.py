@@ -23,7 +23,8 @@ WINDOW = 256
 """Tokens in a window. Each window is served as a separate prompt."""
 
 _LEAST = 2
-_HEADS = ("kept", "int8")
+_KEPT = "kept"
+_HEADS = (_KEPT, "int8")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="dlinfer-loss-") as temporary:
         work = Path(temporary)
         tell("running the model as it is stored")
-        stored = _served(folder, work, windows, "", "kept")
+        stored = _served(folder, work, windows, _KEPT, _KEPT)
         ways = []
         for head in _HEADS:
             tell(f"running the model in {BITS[form]}, with DLINFER_CPU_HEAD={head}")
@@ -125,10 +126,10 @@ def _served(folder: Path, work: Path, windows: list[list[int]], bits: str, head:
 
     work: a temporary folder for the job's files. bits, head: the values of DLINFER_CPU_WEIGHTS and DLINFER_CPU_HEAD.
     """
-    request = {"folder": str(folder.resolve()), "windows": windows, "is_first": not bits}
+    request = {"folder": str(folder.resolve()), "windows": windows, "is_first": bits == _KEPT}
     try:
         return job.run("loss_job", work, request, DLINFER_CPU_WEIGHTS=bits, DLINFER_CPU_HEAD=head)
     except job.JobError as error:
-        how = f"with DLINFER_CPU_WEIGHTS={bits}" if bits else "as it is stored"
+        how = "as it is stored" if bits == _KEPT else f"with DLINFER_CPU_WEIGHTS={bits}"
         advice = f"run `dlinfer preflight {folder}`, which checks the model"
         raise _failed(folder, f"serving it {how} failed: {error}", advice) from error

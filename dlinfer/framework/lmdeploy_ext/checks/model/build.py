@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 from dlinfer.framework.lmdeploy_ext.checks.model import adapters, weights
-from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_head, packs_in_place
+from dlinfer.framework.lmdeploy_ext.conversion.plan import packs_head, packs_if_faster, packs_in_place
 from dlinfer.framework.lmdeploy_ext.device import activation, weight_memory
 from dlinfer.framework.lmdeploy_ext.gguf.folder import GGUF_FILE
 from dlinfer.framework.patching import Original, replaces
+
+_LARGE = 256 << 20  # bytes
 
 
 @replaces(
@@ -32,6 +34,8 @@ def build_patched_model(
             head.pack(model, tied)
         if bits := packs_in_place(config.hf_config):
             _pack(model, tied, config.dtype, bits)
+        elif packs_if_faster(config.hf_config) and _is_faster_in_bf12(model, config, build_model_ctx):
+            _pack(model, tied, config.dtype, "bf12")
         if hasattr(config.hf_config, GGUF_FILE):
             from dlinfer.framework.lmdeploy_ext.layers.quantised import gguf_packing  # likewise
 
@@ -50,6 +54,20 @@ def _pack(model: Any, tied: bool, dtype: torch.dtype, bits: str) -> None:
 
     form: Any = bf12.BF12 if bits == bf12.BF12.bits else few_bits.FORMS[bits]
     packing.prepare(model, tied, dtype, form())
+
+
+def _is_faster_in_bf12(model: torch.nn.Module, config: Any, context: Any) -> bool:
+    """Return whether the device decodes faster if the weights are packed in 12 bits.
+
+    Small models stay as they are, because caches may hold them. So do the ranks of tensor parallelism, which would
+    measure beside each other. config: a ModelConfig. context: a BuildModelContext.
+    """
+    weights = list(model.parameters())
+    is_large = sum(weight.nbytes for weight in weights) >= _LARGE
+    is_planned = any(weight.is_meta for weight in weights)  # by preflight
+    if not is_large or is_planned or config.dtype is not torch.bfloat16 or config.dist_config.world_size > 1:
+        return False
+    return activation.device().is_faster_with_bf12(max(context.max_batch_size, 1))
 
 
 def _keep_padding_rows(model: torch.nn.Module) -> None:

@@ -19,6 +19,7 @@ from lmdeploy.pytorch.weight_loader import model_weight_loader as loader
 from torch import Tensor, nn
 
 from dlinfer import ops, settings
+from dlinfer.framework.lmdeploy_ext.checks.model import build
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.layers.quantised import packing
 from dlinfer.framework.lmdeploy_ext.layers.quantised.bf12 import (
@@ -32,6 +33,7 @@ from dlinfer.framework.lmdeploy_ext.layers.quantised.head import PackedHead
 from dlinfer.framework.lmdeploy_ext.preflight.check import preflight
 from dlinfer.framework.lmdeploy_ext.preflight.model import engine_config
 from dlinfer.ops.quantised import bf12
+from dlinfer.vendor.cpu.device import CpuDevice
 from tests.framework.lmdeploy_ext.quantise import folders
 
 PADDING = 3
@@ -59,15 +61,17 @@ def tensors(spread: bool = False) -> dict[str, Tensor]:
     return found
 
 
-def made(folder: Path, device: str = "cpu", **options: Any) -> Any:
-    """LMDeploy's model of a folder, its weights loaded."""
+def made(folder: Path, device: str = "cpu", sequences: int = 0, **options: Any) -> Any:
+    """LMDeploy's model of a folder, its weights loaded. sequences: the engine's max_batch_size."""
     engine = engine_config("cpu", **options)
     distribution = ConfigBuilder.build_dist_config(engine)
     config = ModelConfig.from_pretrained(
         str(folder), dtype=engine.dtype, dist_config=distribution, device_type="cpu"
     )
     context = BuildModelContext(
-        quant_config=config.quant_config, tie_word_embeddings=config.tie_word_embeddings
+        quant_config=config.quant_config,
+        tie_word_embeddings=config.tie_word_embeddings,
+        max_batch_size=sequences,
     )
     with (
         get_dist_manager().context(DistContext.build(0, distribution)),
@@ -80,7 +84,7 @@ def made(folder: Path, device: str = "cpu", **options: Any) -> Any:
 
 
 def plain(folder: Path, **options: Any) -> Any:
-    with settings.override(cpu_weights=""):
+    with settings.override(cpu_weights="kept"):
         return made(folder, **options)
 
 
@@ -150,6 +154,35 @@ def test_the_projection_is_as_it_was_asked_for(tmp_path, choice, kind):
         model = made(tmp_path / "m")
     assert type(model.lm_head) is kind
     assert {type(one.impl) for one in linear_layers(model).values()} == {LinearBF12}
+
+
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("sequences", [0, 8])
+def test_auto_packs_a_large_model_where_that_is_faster(tmp_path, sequences, faster, monkeypatch):
+    """LMDeploy says 0 sequences where it does not know them."""
+    folders.write(tmp_path / "m", tensors())
+    asked = []
+    monkeypatch.setattr(CpuDevice, "is_faster_with_bf12", lambda self, rows: asked.append(rows) or faster)
+    with settings.override(cpu_weights="auto"):
+        small = made(tmp_path / "m", sequences=sequences)
+        monkeypatch.setattr(build, "_LARGE", 1)
+        large = made(tmp_path / "m", sequences=sequences)
+        planned = made(tmp_path / "m", "meta", sequences)
+    assert asked == [max(sequences, 1)]
+    packed = [
+        {type(one.impl) is LinearBF12 for one in linear_layers(model).values()} for model in (small, large)
+    ]
+    assert packed == [{False}, {faster}]
+    assert not hasattr(planned, "packing")
+
+
+def test_auto_measures_no_other_dtype(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_LARGE", 1)
+    monkeypatch.setattr(CpuDevice, "is_faster_with_bf12", lambda self, rows: pytest.fail("was asked"))
+    folders.write(tmp_path / "m", {name: one.float() for name, one in tensors().items()}, dtype="float32")
+    with settings.override(cpu_weights="auto"):
+        model = made(tmp_path / "m")
+    assert {type(one.impl) is LinearBF12 for one in linear_layers(model).values()} == {False}
 
 
 def test_experts_are_computed_from_packed_stacks():
