@@ -7,9 +7,9 @@ In bfloat16 also dlinfer's with the weight in 12 bits a number, and how many tim
 Shapes are OUTxIN, by default those of Qwen2.5-0.5B. Each candidate walks over so many different weights that none is
 still in a cache when its turn comes again, as when a model runs. GB/s counts the bytes of the plain weights. A ratio
 above 1 says how many times faster dlinfer is, with the 95 % interval of the median. The share of the roof is the time
-that multiplications and reading the weight take at least, both as measured in the same rounds (benchmarks/roofline.py),
-of the time that it took. --alone leaves torch's candidates out, whose threads look for work for some time after a
-product and so take a CPU from whoever comes next.
+that multiplications and reading the weight take at least (benchmarks/roofline.py), of the time that it took. --alone
+leaves torch's candidates out, and measures the roof afterwards: torch's threads look for work for some time after a
+product, and so take a CPU from whoever comes next.
 """
 
 import argparse
@@ -67,7 +67,11 @@ def measure(shape: str, rows: int, dtype: torch.dtype, pairs: int, alone: bool) 
         rates["flops"].append(threads * roofline.flops(dtype))
         rates["bytes"].append(threads * roofline.bandwidth())
 
-    samples = interleave(candidates | {"roof": roof}, pairs)
+    if alone:  # torch's threads, which the roof uses, must not wait beside the candidates
+        samples = interleave(candidates, pairs)
+        interleave({"roof": roof}, pairs)
+    else:
+        samples = interleave(candidates | {"roof": roof}, pairs)
     seconds = {name: statistics.median(samples[name]) / count for name in candidates}
     row: dict[str, object] = {"out x in": shape, "rows": rows}
     row |= {f"{name} GB/s": one / taken / 1e9 for name, taken in seconds.items()}
