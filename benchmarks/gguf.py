@@ -1,182 +1,67 @@
-"""One GGUF file through LMDeploy on the CPU and through llama.cpp: prompt and decoding speed of one sequence.
+"""GGUF files through LMDeploy on the CPU and through llama.cpp: the same files, interleaved rounds.
 
-    python -m benchmarks.gguf FILE.gguf [--prompt 512] [--new 64] [--rounds 3] [--threads N]
-    python -m benchmarks.gguf --write q8_0 OUT.gguf
+    python -m benchmarks.gguf [FILE.gguf ...] [--works prefill-512 decode-1 decode-8] [--pairs 7]
 
-``--write`` makes a random file of Qwen2.5-0.5B's shape (q4_0 or q8_0), so that no download is needed. llama.cpp comes
-from the package llama-cpp-python (``pip install llama-cpp-python`` compiles it). Each engine runs in a process of its
-own, one after the other, and the rounds take turns. The table shows the median and the range of the rounds, and the
-largest memory of each process. A loaded machine gives other numbers: run it on an idle one, and look at the ranges.
+Without a file: random weights of Qwen2.5-0.5B's shape, which llama.cpp quantises to Q8_0 and to Q4_K_M. llama.cpp is
+compiled at the first run, into an environment of its own. Prints tokens a second with the median ratio and its 95 %
+interval, and the peak memory. The last line is JSON.
 """
 
 import argparse
-import json
-import os
-import random
-import resource
-import statistics
 import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
-VOCABULARY = 151936
-SHAPE = {"hidden": 896, "inner": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_size": 64}
-ENGINES = ("lmdeploy", "llama.cpp")
+from benchmarks.arena import Entry, measure
+from benchmarks.models import FOLDER, qwen2_half_billion
+from benchmarks.peers.__main__ import OTHERS, WORKS
+from benchmarks.peers.entries import OURS, gguf_of
+from benchmarks.peers.environments import python_of
+from benchmarks.serving import rows_of
+from benchmarks.timing import publish, threads
 
-
-def write(kind: str, path: Path) -> None:
-    """Write a random model of Qwen2.5-0.5B's shape whose matrices are all of one type."""
-    import gguf
-    import numpy as np
-
-    rng, of = np.random.default_rng(0), gguf.GGMLQuantizationType[kind.upper()]
-    writer = gguf.GGUFWriter(path, "qwen2")
-    writer.add_context_length(4096)
-    writer.add_embedding_length(SHAPE["hidden"])
-    writer.add_block_count(SHAPE["layers"])
-    writer.add_feed_forward_length(SHAPE["inner"])
-    writer.add_head_count(SHAPE["heads"])
-    writer.add_head_count_kv(SHAPE["kv_heads"])
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 324)]]
-    words = [f"w{number}" for number in range(VOCABULARY - len(letters) - 1)]
-    writer.add_token_list([*letters, "ab", *words])
-    writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(1)
-    writer.add_add_bos_token(False)
-
-    def matrix(name: str, rows: int, columns: int) -> None:
-        numbers = rng.standard_normal((rows, columns), dtype=np.float32) * columns**-0.5
-        writer.add_tensor(name, gguf.quantize(numbers, of), raw_dtype=of)
-
-    def vector(name: str, size: int, value: float) -> None:
-        writer.add_tensor(name, np.full(size, value, np.float32))
-
-    hidden, inner = SHAPE["hidden"], SHAPE["inner"]
-    of_queries, of_keys = (SHAPE[name] * SHAPE["head_size"] for name in ("heads", "kv_heads"))
-    matrix("token_embd.weight", VOCABULARY, hidden)
-    vector("output_norm.weight", hidden, 1)
-    for layer in range(SHAPE["layers"]):
-        block = f"blk.{layer}"
-        for name, rows in (("q", of_queries), ("k", of_keys), ("v", of_keys)):
-            matrix(f"{block}.attn_{name}.weight", rows, hidden)
-            vector(f"{block}.attn_{name}.bias", rows, 0)
-        matrix(f"{block}.attn_output.weight", hidden, of_queries)
-        matrix(f"{block}.ffn_gate.weight", inner, hidden)
-        matrix(f"{block}.ffn_up.weight", inner, hidden)
-        matrix(f"{block}.ffn_down.weight", hidden, inner)
-        vector(f"{block}.attn_norm.weight", hidden, 1)
-        vector(f"{block}.ffn_norm.weight", hidden, 1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+PEER = "llama.cpp"
+FORMATS = ("q8_0", "q4_k_m")
 
 
-# --- one engine, in a process of its own
+def random_files() -> list[Path]:
+    """Return files of Qwen2.5-0.5B's shape, one for each of FORMATS, made if need be."""
+    python = python_of(PEER)
+    plain = gguf_of(qwen2_half_billion(FOLDER), python)
+    for kind in FORMATS:
+        subprocess.run(
+            [python, "-m", "benchmarks.peers.llama_cpp", kind, str(plain), "--quantise"], check=True
+        )
+    return [plain.with_name(f"{plain.stem}-{kind}.gguf") for kind in FORMATS]
 
 
-def text(size: int, seed: int) -> str:
-    """Return a text of so many letters, another one for each seed, so that no cache of prompts answers it."""
-    letters = random.Random(seed)
-    return "".join(letters.choices("defghijklmnopq", k=size))
-
-
-def by_lmdeploy(file: Path, size: int, new: int, threads: int) -> dict[str, float]:
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
-
-    config = PytorchEngineConfig(device_type="cpu", session_len=2048, max_batch_size=1)
-    with pipeline(str(file), backend_config=config) as pipe:  # pyright: ignore[reportCallIssue]
-
-        def seconds(count: int, seed: int) -> tuple[float, int]:
-            options = GenerationConfig(max_new_tokens=count, do_sample=False, ignore_eos=True)
-            begin = time.perf_counter()
-            answer = pipe([text(size, seed)], gen_config=options, do_preprocess=False)[0]
-            return time.perf_counter() - begin, answer.input_token_len
-
-        seconds(2, 0)
-        (one, tokens), (whole, _) = seconds(1, 1), seconds(new + 1, 2)
-    return {"prompt": tokens / one, "decode": new / max(whole - one, 1e-9)}
-
-
-def by_llama_cpp(file: Path, size: int, new: int, threads: int) -> dict[str, float]:
-    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
-
-    llama = Llama(str(file), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
-
-    def seconds(count: int, seed: int) -> tuple[float, int]:
-        prompt = llama.tokenize(text(size, seed).encode(), add_bos=False)
-        begin = time.perf_counter()
-        for number, _ in enumerate(llama.generate(prompt, temp=0.0), start=1):
-            if number == count:
-                break
-        return time.perf_counter() - begin, len(prompt)
-
-    seconds(2, 0)
-    (one, tokens), (whole, _) = seconds(1, 1), seconds(new + 1, 2)
-    return {"prompt": tokens / one, "decode": new / max(whole - one, 1e-9)}
-
-
-def run(engine: str, arguments: argparse.Namespace) -> None:
-    """Print one engine's result as JSON: tokens a second of the prompt and of decoding, and the memory in MB."""
-    measure = by_lmdeploy if engine == "lmdeploy" else by_llama_cpp
-    result = measure(arguments.file, arguments.prompt, arguments.new, arguments.threads)
-    result["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print("RESULT " + json.dumps(result))
-
-
-def asked(engine: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Run one engine in a process; return its result, or None with its last line if it failed."""
-    command = [sys.executable, "-m", "benchmarks.gguf", str(arguments.file), "--engine", engine]
-    for name in ("prompt", "new", "threads"):
-        command += [f"--{name}", str(getattr(arguments, name))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line.removeprefix("RESULT "))
-    print(f"{engine} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    return None
+def contenders(file: Path) -> list[Entry]:
+    python, options = python_of(PEER), {"threads": threads()}
+    return [
+        Entry(OURS, "lmdeploy-graph", file, {"dtype": "bfloat16"}),
+        # For llama.cpp bf16 means the file as it is.
+        Entry(PEER, "bf16", file, options, module="benchmarks.peers.llama_cpp", python=python),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--write", choices=("q4_0", "q8_0"), help="write a random file instead")
-    parser.add_argument("--prompt", type=int, default=512, help="letters of the prompt")
-    parser.add_argument("--new", type=int, default=64, help="tokens to decode")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.write:
-        write(arguments.write, arguments.file)
-        return
-    if arguments.engine:
-        run(arguments.engine, arguments)
-        return
-    results: dict[str, list[dict[str, Any]]] = {engine: [] for engine in ENGINES}
-    for _ in range(arguments.rounds):
-        for engine in ENGINES:
-            if result := asked(engine, arguments):
-                results[engine].append(result)
-    print(f"{'':10} {'prompt tokens/s':>24} {'decoded tokens/s':>24} {'MB':>8}")
-    for engine, rounds in results.items():
-        if rounds:
-            shown = []
-            for name in ("prompt", "decode"):
-                rates = sorted(result[name] for result in rounds)
-                shown.append(f"{statistics.median(rates):.1f} ({rates[0]:.1f}-{rates[-1]:.1f})")
-            memory = statistics.median(result["memory"] for result in rounds)
-            print(f"{engine:10} {shown[0]:>24} {shown[1]:>24} {memory:8.0f}")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.gguf")
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=("prefill-512", "decode-1", "decode-8"))
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument(
+        "--others", type=float, default=OTHERS, help="CPUs that others may keep busy in a round"
+    )
+    args = parser.parse_args()
+    orders = [WORKS[name] for name in args.works]
+    for file in args.files or random_files():
+        _, results = measure(contenders(file), orders, args.pairs, args.others)
+        kept = [(order, answers) for order, answers in zip(orders, results, strict=True) if answers[OURS]]
+        if len(kept) < len(orders):
+            print("some rounds were not quiet enough; see --others")
+        rows = rows_of([OURS, PEER], [order for order, _ in kept], [answers for _, answers in kept], OURS)
+        publish(f"{file.name}, LMDeploy on dlinfer against llama.cpp", rows)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python examples/demo.py [--model MODEL_FOLDER] [--tokens N]
 
-Without a folder (also taken from the environment variable MODEL) a small random-weight Qwen2-style model is
-built first; no network is used. Exit status: 0 when the greedy tokens are equal, or differ first where
-transformers' own two best candidates are closer than rounding (16-bit checkpoints only); 1 when they differ;
-2 when there is nothing to run.
+Without a folder (also taken from the environment variable MODEL) a small Llama first learns the Zen of Python by
+heart; no network is used. Exit status: 0 when the greedy tokens are equal, or differ first where transformers' own
+two best candidates are closer than rounding (16-bit checkpoints only); 1 when they differ; 2 when there is nothing
+to run.
 """
 
 import argparse
@@ -26,9 +26,10 @@ EXAMPLES = Path(__file__).resolve().parent
 PROMPTS = [
     "hello",
     "the quick brown fox",
-    "What is the capital of the smallest country, and how far is it from here?",
     "Large language models serve many users from one cache of keys and values. " * 4,
+    "Beautiful is better than",
 ]
+"""The demo prints the answer to the last one."""
 
 # Two of transformers' scores this close may change places when the same 16-bit numbers are summed in another
 # order: logits of real models reach 32, where neighbouring bfloat16 numbers are 2**-3 (float16: 2**-6) apart.
@@ -53,13 +54,16 @@ def check_folder(folder: Path) -> None:
         die(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model)")
 
 
-def built_model(console: Console) -> Path:
-    """The demo's own checkpoint, beneath the user's cache folder."""
+def trained_model(console: Console) -> Path:
+    """Return the demo's own checkpoint in the user's cache folder. The first call trains it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "dlinfer" / "demo-qwen2"
-    with console.status("building a small Qwen2-style model with random weights"):
+    folder = cache / "dlinfer" / "demo-zen"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with console.status("a small Llama learns the Zen of Python by heart"):
         done = subprocess.run(
-            [sys.executable, "-m", "tiny_models", "qwen2", str(folder)],
+            [sys.executable, "-m", "trained_model", str(folder), "--zen"],
             cwd=EXAMPLES,
             env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             capture_output=True,
@@ -67,8 +71,8 @@ def built_model(console: Console) -> Path:
             check=False,
         )
     if done.returncode:
-        die(f"building the model failed: {done.stderr.strip().splitlines()[-1]}")
-    console.print(f"model: {done.stdout.strip()}")
+        die(f"training the model failed: {done.stderr.strip().splitlines()[-1]}")
+    console.print(f"model: {done.stdout.strip().splitlines()[-1]}")
     return folder
 
 
@@ -86,6 +90,7 @@ def generate(model: Path, max_new_tokens: int, console: Console) -> list[list[in
     first_token = None
     start = time.perf_counter()
     gen_config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, ignore_eos=True)
+    console.print(PROMPTS[-1][:80], end="", style="bold", markup=False, highlight=False)
     with pipe:
         for response in pipe.stream_infer(PROMPTS, gen_config=gen_config, do_preprocess=False):
             if response.error_code:
@@ -161,7 +166,7 @@ def main() -> int:
     if args.model:
         check_folder(model := Path(args.model).expanduser())
     else:
-        model = built_model(console)
+        model = trained_model(console)
     tokens = generate(model, args.tokens, console)
     return verdict(tokens, reference(model, args.tokens, console), console)
 

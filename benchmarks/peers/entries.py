@@ -47,7 +47,7 @@ def entries(
         ]
     if "llama.cpp" in peers and precision != "f32":
         python = python_of("llama.cpp")
-        file = _gguf(model, python)
+        file = gguf_of(model, python)
         options = {"threads": threads()}
         kind = _GGUF[precision]
         module = "benchmarks.peers.llama_cpp"
@@ -67,7 +67,8 @@ def _ours(precision: str) -> dict[str, str]:
     return {_WEIGHTS: precision, "DLINFER_CPU_HEAD": "int8"} | rounds
 
 
-def _gguf(model: Path, python: str) -> Path:
+def gguf_of(model: Path, python: str) -> Path:
+    """Return the checkpoint as a GGUF file in bfloat16, made if need be. python: llama.cpp's interpreter."""
     file = model.with_name(f"{model.name}-bf16.gguf")
     if not file.is_file():
         new = file.with_suffix(".new")

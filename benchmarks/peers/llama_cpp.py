@@ -1,9 +1,10 @@
 """llama.cpp as a contender, in its own environment: the standard library and llama_cpp only.
 
     python -m benchmarks.peers.llama_cpp FORMAT FILE '{"threads": 2}'
+    python -m benchmarks.peers.llama_cpp FORMAT FILE --quantise
 
-FILE is the checkpoint in bfloat16 (``gguf_file.py``). FORMAT: bf16, q8_0 or q4_k_m; llama.cpp makes the quantised file
-beside it at the first call.
+FILE is the checkpoint in bfloat16 (``gguf_file.py``). FORMAT: q8_0 or q4_k_m, which llama.cpp makes beside it at the
+first call; or bf16, the file as it is. --quantise makes that file, and ends.
 """
 
 import ctypes
@@ -23,32 +24,33 @@ _BATCH = 2048  # tokens that go into one call
 _REQUEST = 1024  # tokens of one of the requests that arrive together, at most
 
 
+def quantised(lib: Any, file: Path, format_: str) -> Path:
+    """Return the file in a format, made if need be. lib: llama_cpp. Raises SystemExit if llama.cpp refuses."""
+    if format_ == "bf16":
+        return file
+    made = file.with_name(f"{file.stem}-{format_}.gguf")
+    if not made.is_file():
+        params = lib.llama_model_quantize_default_params()
+        params.ftype = getattr(lib, FILE_TYPES[format_])
+        new = made.with_suffix(".new")
+        if lib.llama_model_quantize(str(file).encode(), str(new).encode(), ctypes.byref(params)):
+            raise SystemExit(f"llama.cpp cannot quantise {file}")
+        new.rename(made)
+    return made
+
+
 class LlamaCpp:
     """``llama_decode`` as llama-bench calls it: token ids in, no sampling."""
 
     def __init__(self, file: Path, format_: str, threads: int) -> None:
         self.lib: Any = importlib.import_module("llama_cpp")
         self.lib.llama_backend_init()
-        path = str(self._quantised(file, format_)).encode()
+        path = str(quantised(self.lib, file, format_)).encode()
         self.model = self.lib.llama_model_load_from_file(path, self.lib.llama_model_default_params())
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {file}")
         self.threads = threads
         self.contexts: dict[tuple[int, int], Any] = {}
-
-    def _quantised(self, file: Path, format_: str) -> Path:
-        if format_ == "bf16":
-            return file
-        made = file.with_name(f"{file.stem}-{format_}.gguf")
-        if not made.is_file():
-            params = self.lib.llama_model_quantize_default_params()
-            params.ftype = getattr(self.lib, FILE_TYPES[format_])
-            new = made.with_suffix(".new")
-            names = (str(file).encode(), str(new).encode())
-            if self.lib.llama_model_quantize(*names, ctypes.byref(params)):
-                raise SystemExit(f"llama.cpp cannot quantise {file}")
-            new.rename(made)
-        return made
 
     def _context(self, batch: int, tokens: int = _CONTEXT) -> Any:
         """For so many sequences of so many tokens, empty."""
@@ -119,6 +121,9 @@ class LlamaCpp:
 
 def main() -> None:
     format_, file, options = sys.argv[1:]
+    if options == "--quantise":
+        quantised(importlib.import_module("llama_cpp"), Path(file), format_)
+        return
     take_orders(lambda: LlamaCpp(Path(file), format_, **json.loads(options)))
 
 

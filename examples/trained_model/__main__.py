@@ -1,4 +1,4 @@
-"""``python -m examples.trained_model OUT [--steps N]``."""
+"""``python -m examples.trained_model OUT [--steps N | --zen]``."""
 
 from .train import main
 

@@ -1,16 +1,20 @@
 """Train a Llama of a million weights on texts that CPython ships, and save it as a Hugging Face folder.
 
 The model reads the docstrings of the standard library, which are also written to OUT/docstrings.txt. Python's help
-texts, ``pydoc_data.topics``, are held out; ``dlinfer quantise --loss`` reads them. The same Python, packages, kind of
-CPU and number of threads give the same weights.
+texts, ``pydoc_data.topics``, are held out; ``dlinfer quantise --loss`` reads them. With ``--zen`` it learns the Zen of
+Python by heart instead, in float32. The same Python, packages, kind of CPU and number of threads give the same weights.
 """
 
 import argparse
 import ast
+import codecs
+import importlib
+import io
 import math
 import sysconfig
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -35,6 +39,7 @@ CONFIG = LlamaConfig(
 )
 BATCH, LENGTH = 8, 128
 RATE, WARM_UP = 3e-3, 50
+STEPS, ZEN_STEPS = 2000, 100
 
 
 def docstrings() -> Iterator[str]:
@@ -49,6 +54,13 @@ def docstrings() -> Iterator[str]:
                 if text and text not in seen:
                     seen.add(text)
                     yield text
+
+
+def zen_of_python() -> str:
+    """Return the text that ``import this`` prints."""
+    with redirect_stdout(io.StringIO()):
+        this = importlib.import_module("this")
+    return codecs.decode(this.s, "rot13")
 
 
 def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -92,21 +104,45 @@ def loss_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> float:
     return float(torch.stack([model(part, labels=part).loss for part in windows.split(64)]).mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m examples.trained_model", description=__doc__)
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, which must not exist")
-    parser.add_argument("--steps", type=int, default=2000, help="batches (default %(default)s)")
-    args = parser.parse_args()
-    if args.out.exists():
-        parser.exit(2, f"error: {args.out} exists; remove it, or choose another folder\n")
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, text: str = "") -> None:
+    """Write the folder ``out``, whole or not at all. text: is written beside the model, unless it is empty."""
+    new = out.with_name(f"{out.name}.new")
+    model.save_pretrained(new)
+    tokenizer.save_pretrained(new)
+    if text:
+        (new / "docstrings.txt").write_text(text, encoding="utf-8")
+    new.rename(out)
+
+
+def learn_zen(out: Path) -> None:
+    text = zen_of_python()
+    tokenizer = tokenizer_of([text])
+    tokens = tokenizer(text).input_ids
+    save(train(torch.tensor(tokens), ZEN_STEPS), tokenizer, out)
+    print(f"{out}: a Llama that knows the Zen of Python, {len(tokens)} tokens, by heart")
+
+
+def learn_docstrings(out: Path, steps: int) -> None:
     texts = list(docstrings())
     tokenizer = tokenizer_of(texts)
     end = tokenizer.eos_token_id
     tokens = [token for ids in tokenizer(texts).input_ids for token in (*ids, end)]
-    model = train(torch.tensor(tokens), args.steps)
+    model = train(torch.tensor(tokens), steps)
     pages = "\n".join(topics[name] for name in sorted(topics))
     loss = loss_of(model, torch.tensor(tokenizer(pages, verbose=False).input_ids[:65536]))
-    model.bfloat16().save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
-    (args.out / "docstrings.txt").write_text("\n".join(texts), encoding="utf-8")
-    print(f"{args.out}: held-out text has a loss of {loss:.3f}, a perplexity of {math.exp(loss):.1f}")
+    save(model.bfloat16(), tokenizer, out, "\n".join(texts))
+    print(f"{out}: held-out text has a loss of {loss:.3f}, a perplexity of {math.exp(loss):.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.trained_model", description=__doc__)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, which must not exist")
+    parser.add_argument("--steps", type=int, default=STEPS, help="batches (default %(default)s)")
+    parser.add_argument("--zen", action="store_true", help="learn the Zen of Python by heart, in seconds")
+    args = parser.parse_args()
+    if args.out.exists():
+        parser.exit(2, f"error: {args.out} exists; remove it, or choose another folder\n")
+    if args.zen:
+        learn_zen(args.out)
+    else:
+        learn_docstrings(args.out, args.steps)

@@ -48,14 +48,17 @@ def run_demo(*options: str, **env: str):
     return run_process([sys.executable, str(ROOT / "examples" / "demo.py"), *options], timeout=900, **env)
 
 
-def test_demo_builds_a_model_and_says_equal(lab: Lab, tmp_path: Path) -> None:
+def test_demo_trains_a_model_whose_text_is_readable_and_says_equal(lab: Lab, tmp_path: Path) -> None:
     done = run_demo(
         "--tokens", "24", XDG_CACHE_HOME=str(tmp_path), DLINFER_CACHE_DIR=str(lab.compiled), MODEL=""
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert done.stdout.rstrip().endswith("\nequal")
     assert "tokens/s" in done.stdout
-    assert (tmp_path / "dlinfer" / "demo-qwen2" / STAMP).is_file()
+    assert "Beautiful is better than ugly.\nExplicit is better than implicit.\n" in done.stdout
+    assert [path.name for path in (tmp_path / "dlinfer").iterdir() if path.name.startswith("demo")] == [
+        "demo-zen"
+    ]
 
 
 @pytest.mark.full

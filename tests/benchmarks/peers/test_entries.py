@@ -83,7 +83,7 @@ def test_a_file_is_made_once_and_never_half(monkeypatch, tmp_path):
 
     monkeypatch.setattr(entries.subprocess, "run", run)
     for _ in range(2):
-        assert entries._gguf(tmp_path / "model", "python") == tmp_path / "model-bf16.gguf"
+        assert entries.gguf_of(tmp_path / "model", "python") == tmp_path / "model-bf16.gguf"
     assert len(commands) == 1
     assert (tmp_path / "model-bf16.gguf").read_text() == "gguf"
 
