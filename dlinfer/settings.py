@@ -156,9 +156,9 @@ class Settings:
         "",
         "DLINFER_CPU_ACTIVATIONS",
         _choice("int8"),
-        "int8: on CPUs with AVX-512 VNNI, 33 or more rows that are multiplied by a weight of 4 bits are first "
-        "rounded to 8 bits. Each row and group of at most 128 has a scale. Prompts are read faster, rounded as "
-        "OpenVINO rounds them. Empty does not round the rows",
+        "int8: on CPUs with AVX-512 VNNI, rows that are multiplied by a weight of 4 bits are first rounded to 8 bits. "
+        "Each row and group of at most 128 has a scale. Steps are faster, rounded as OpenVINO and llama.cpp round "
+        "them. Empty does not round the rows",
     )
     cpu_batch_invariant: bool = _setting(
         False,

@@ -228,7 +228,7 @@ class Product {
         }
         for (int64_t row = 0; row < x_.count; row += x_.rows) {
           Floats* const kept = sums + row * row_of_sums + (block - piece.begin) * kNibbles;
-          const Finish to{scales, less, x_.sums(row, strip), x_.strips, kept, row_of_sums};
+          const Finish to{scales, less, x_.sums(row, strip), x_.strips, kept, row_of_sums, x_.scales(row, strip)};
           kTiles[x_.rows_at(row) - 1].run(weight, x_.at(row, span.begin), next, to);
           next.stride = 0;
         }

@@ -1,12 +1,13 @@
 // Tiles of x rounded to 8 bits, four rows of the weight at a time: the processor multiplies groups of four unsigned bytes
-// by four signed ones and adds them up exactly (VNNI). For many rows of x, where the user allows it.
+// by four signed ones and adds them up exactly (VNNI). For groups of such sizes, where the user allows it.
 //
 // x is rounded by rows and strips: a strip of a row has a scale, its largest absolute value / 127. With q of the weight,
 // 0 to 15, and r of x, a strip's part of a sum is `(sum(q r) - zero sum(r)) * scale of the weight * scale of x`. The
 // bracket is whole and below 2^24.
 //
 // Roofline: two registers of sums for a row of x take two multiplications for 8 weights a lane, twice what pairs of
-// bfloat16 give. Widening four rows of a block costs what 3 rows of x do.
+// bfloat16 give. Widening four rows of a block costs what 3 rows of x do. A single row of x takes 20 instructions for four
+// rows of a block, 256 bytes, where pairs take 48.
 #pragma once
 
 #include "int4/layer.h"
@@ -23,9 +24,24 @@ struct RoundedTiles {
   using X = uint32_t;  // four numbers of 8 bits
   static constexpr bool kRounds = true;
   static constexpr int kRowsOfX = 4;
-  static constexpr int64_t kFewRows = 0;
+  static constexpr int64_t kFewRows = 2 * kMostRows;
   static constexpr int64_t kWideStripRows = kStripRows;
   static constexpr float kWithoutZeros = -8;
+
+  // As FloatTiles has it. Each word of x has the numbers of four rows of the weight, or zeros behind the strip's end.
+  template <Numbers kNumbers, int kRows, int kTileNibbles>
+  static void run(const Strip& strip, const uint32_t* x, int first, Next next, const Finish& to) {
+    static_assert(kNumbers == Numbers::kWhole);
+    if constexpr (kTileNibbles == 8) {
+      run_from<kRows, 8, 0>(strip, x, next, to);
+    } else if constexpr (kTileNibbles == 4) {
+      (first ? run_from<kRows, 4, 4> : run_from<kRows, 4, 0>)(strip, x, next, to);
+    } else {
+      constexpr decltype(&run_from<kRows, 2, 0>) kRuns[] = {run_from<kRows, 2, 0>, run_from<kRows, 2, 2>,
+                                                           run_from<kRows, 2, 4>, run_from<kRows, 2, 6>};
+      kRuns[first / 2](strip, x, next, to);
+    }
+  }
 
   // Two nibbles of a strip, one register after the other.
   template <Numbers kNumbers>
@@ -106,19 +122,75 @@ struct RoundedTiles {
   }
 
  private:
+  // A byte has two nibbles, 16 upper + lower. Summed are the products of bytes, and those of 16 upper.
+  template <int kRows, int kTileNibbles, int kFirst>
+  static void run_from(const Strip& strip, const uint32_t* x, Next next, const Finish& to) {
+    constexpr int kWords = kTileNibbles / 2, kTurns = kNibbles / kTileNibbles;
+    const __m512i upper_half = _mm512_set1_epi8(char(0xf0));
+    __m512i sums[kWords][2][kRows]{};
+    const auto add = [&](__m512i a, __m512i b, __m512i c, __m512i d) __attribute__((always_inline)) {
+      const __m512i bytes[4] = {four_rows<kFirst / 2>(a, b, c, d), four_rows<(kFirst / 2 + 1) % 4>(a, b, c, d),
+                                four_rows<(kFirst / 2 + 2) % 4>(a, b, c, d), four_rows<(kFirst / 2 + 3) % 4>(a, b, c, d)};
+#pragma GCC unroll 4
+      for (int t = 0; t < kWords; ++t) {
+        const __m512i upper = _mm512_and_si512(bytes[t], upper_half);
+#pragma GCC unroll 16
+        for (int m = 0; m < kRows; ++m) {
+          sums[t][0][m] = dot(sums[t][0][m], (Floats)bytes[t], x[m]);
+          sums[t][1][m] = dot(sums[t][1][m], (Floats)upper, x[m]);
+        }
+      }
+      x += kRows;
+    };
+    const uint32_t* row = strip.words;
+    int64_t k = 0;
+    if (strip.count >= kLanes) {
+      next.line += kFirst / kTileNibbles * (strip.depth / kTurns) * next.stride;
+      for (; k + 4 <= strip.depth; k += 4, row += 4 * strip.stride) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4 / kTurns; ++i, next.line += next.stride) __builtin_prefetch(next.line, 0, 2);
+        const auto at = [&](int64_t i) { return (__m512i)load_as<Words>(row + i * strip.stride); };
+        add(at(0), at(1), at(2), at(3));
+      }
+    }
+    for (; k < strip.depth; k += 4, row += 4 * strip.stride) {
+      const auto at = [&](int64_t i) { return words_at(strip, row, k, i); };
+      add(at(0), at(1), at(2), at(3));
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kWords; ++t) {
+      Sum nibbles[2 * kRows];
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        nibbles[m] = _mm512_sub_epi32(sums[t][0][m], sums[t][1][m]);
+        nibbles[kRows + m] = _mm512_srai_epi32(sums[t][1][m], 4);
+      }
+      finish<kRows>(to, nibbles, kFirst + 2 * t);
+    }
+  }
+
+  // Words of row k + i, zeros behind the strip's end. row: of row k.
+  static __m512i words_at(const Strip& strip, const uint32_t* row, int64_t k, int64_t i) {
+    return k + i < strip.depth ? (__m512i)load_words(row + i * strip.stride, strip.count) : __m512i{};
+  }
+
   template <int kWord>
   static void widen_word(const Strip& strip, Floats* panel) {
     const __m512i nibble = _mm512_set1_epi8(15);
     const uint32_t* row = strip.words;
     for (int64_t k = 0; k < strip.depth; k += 4, row += 4 * strip.stride, panel += 2) {
-      const auto at = [&](int64_t i) {
-        return k + i < strip.depth ? (__m512i)load_words(row + i * strip.stride, strip.count) : __m512i{};
-      };
-      const __m512i a = pairs<kWord>(at(0), at(1)), b = pairs<kWord>(at(2), at(3));
-      const __m512i bytes = kWord % 2 ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
+      const auto at = [&](int64_t i) { return words_at(strip, row, k, i); };
+      const __m512i bytes = four_rows<kWord>(at(0), at(1), at(2), at(3));
       panel[0] = (Floats)_mm512_and_si512(bytes, nibble);
       panel[1] = (Floats)_mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
     }
+  }
+
+  // Register kWord of the four.
+  template <int kWord>
+  static __m512i four_rows(__m512i a, __m512i b, __m512i c, __m512i d) {
+    const __m512i first = pairs<kWord>(a, b), second = pairs<kWord>(c, d);
+    return kWord % 2 ? _mm512_unpackhi_epi16(first, second) : _mm512_unpacklo_epi16(first, second);
   }
 
   template <int kWord>

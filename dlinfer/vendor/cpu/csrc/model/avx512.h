@@ -188,6 +188,7 @@ inline void _mm512_mask_storeu_epi16(void* to, __mmask32 mask, __m512i x) {
 
 inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { return (__m512i)((Register<uint32_t>)a + (Register<uint32_t>)b); }
 inline __m512i _mm512_sub_epi32(__m512i a, __m512i b) { return (__m512i)((Register<uint32_t>)a - (Register<uint32_t>)b); }
+inline __m512i _mm512_srai_epi32(__m512i a, int bits) { return (__m512i)((Register<int32_t>)a >> bits); }
 inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 inline __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
 inline __m512i _mm512_max_epu32(__m512i a, __m512i b) {
