@@ -46,7 +46,7 @@ struct FloatTiles {
   // Adds, for m < kRows, the sum over the strip of x[m] * (q - 8) to where it belongs, for the nibbles from `first` on.
   // x holds the kRows numbers of a row of the weight side by side.
   template <Numbers kNumbers, int kRows, int kTileNibbles>
-  static void run(const Strip& strip, const float* x, int first, Next next, const Finish& to) {
+  static void run(const Strip& strip, const float* x, int first, Next& next, const Finish& to) {
     constexpr int kTurns = kNibbles / kTileNibbles;  // tiles that fetch what comes next
     Floats kept[kTileNibbles * kRows]{};
     const auto add = [&](Words words) __attribute__((always_inline)) {
@@ -67,10 +67,8 @@ struct FloatTiles {
     const uint32_t* row = strip.words;
     int64_t k = 0;
     if (strip.count >= kLanes) {
-      next.line += first / kTileNibbles * (strip.depth / kTurns) * next.stride;
       for (; k + kTurns <= strip.depth; k += kTurns) {
-        __builtin_prefetch(next.line, 0, 2);  // not the first level
-        next.line += next.stride;
+        next.fetch();
 #pragma GCC unroll 4
         for (int i = 0; i < kTurns; ++i, row += strip.stride) add(load_as<Words>(row));
       }

@@ -51,10 +51,32 @@ struct Strip {
   int64_t depth;  // rows
 };
 
-// The prefetching meanwhile: a line for each row, `stride` words apart, by all tiles of a block together.
+// The prefetching meanwhile: lines in runs. A tile fetches a line for each row of its strip; all tiles of a block together
+// do so once. After the last run the same line is fetched again and again.
 struct Next {
+  static constexpr int64_t kAgain = int64_t(1) << 60;
+
   const uint32_t* line;
-  int64_t stride;
+  int64_t step, jump;              // words from a line to the next of its run; from a run's end to the next run
+  int64_t run, left_of_run, runs;  // lines; runs behind this one
+
+  void fetch() {
+    __builtin_prefetch(line, 0, 2);  // not the first level
+    line += step;
+    if (!--left_of_run) [[unlikely]] end_run();
+  }
+  int64_t left() const { return left_of_run > run ? 0 : runs * run + left_of_run; }
+
+ private:
+  void end_run() {
+    line += jump;
+    left_of_run = run;
+    if (!runs--) {
+      line -= jump + step;
+      step = 0;
+      left_of_run = kAgain;
+    }
+  }
 };
 
 // The place of a tile's sums: row m's go to kept[m * kept_stride + nibble], with sums_of_x[m * sums_stride]. If x was

@@ -51,7 +51,7 @@ struct PairTiles {
   // As FloatTiles has it. Each word of x has the numbers of two rows of the weight; where the strip ends in half a pair,
   // the other half of x is zero.
   template <Numbers kNumbers, int kRows, int kTileNibbles>
-  static void run(const Strip& strip, const uint32_t* x, int first, Next next, const Finish& to) {
+  static void run(const Strip& strip, const uint32_t* x, int first, Next& next, const Finish& to) {
     if constexpr (kTileNibbles == 8) {
       run_from<kNumbers, kRows, kTileNibbles, 0>(strip, x, next, to);
     } else if constexpr (kTileNibbles == 4) {
@@ -66,7 +66,7 @@ struct PairTiles {
   }
 
   template <Numbers kNumbers, int kRows, int kTileNibbles, int kFirst>
-  static void run_from(const Strip& strip, const uint32_t* x, Next next, const Finish& to) {
+  static void run_from(const Strip& strip, const uint32_t* x, Next& next, const Finish& to) {
     constexpr int kTurns = kNibbles / kTileNibbles, kUnit = std::max(kTurns, 2);
     Floats kept[kTileNibbles * kRows]{};
     const auto add = [&](Words even_row, Words odd_row) __attribute__((always_inline)) {
@@ -91,10 +91,9 @@ struct PairTiles {
     const uint32_t* row = strip.words;
     int64_t k = 0;
     if (strip.count >= kLanes) {
-      next.line += kFirst / kTileNibbles * (strip.depth / kTurns) * next.stride;
       for (; k + kUnit <= strip.depth; k += kUnit) {
 #pragma GCC unroll 2
-        for (int i = 0; i < kUnit / kTurns; ++i, next.line += next.stride) __builtin_prefetch(next.line, 0, 2);
+        for (int i = 0; i < kUnit / kTurns; ++i) next.fetch();
 #pragma GCC unroll 2
         for (int i = 0; i < kUnit; i += 2, row += 2 * strip.stride) {
           add(load_as<Words>(row), load_as<Words>(row + strip.stride));

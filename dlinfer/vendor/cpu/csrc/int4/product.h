@@ -32,7 +32,7 @@ constexpr bool kInTiles<TileInputs<Tiles>> = true;
 #endif
 
 template <class Tiles, Numbers kNumbers, int kRows, int kTileNibbles = tile_nibbles(kRows)>
-void tile(const Strip& strip, const typename Tiles::X* x, Next next, const Finish& to) {
+void tile(const Strip& strip, const typename Tiles::X* x, Next& next, const Finish& to) {
   for (int first = 0; first < kNibbles; first += kTileNibbles) {
     Tiles::template run<kNumbers, kRows, kTileNibbles>(strip, x, first, next, to);
   }
@@ -59,7 +59,7 @@ void panel_tile(const Floats* panel, const typename Tiles::X* x, int64_t steps, 
 
 template <class Tiles>
 struct TileOf {
-  void (*run)(const Strip&, const typename Tiles::X*, Next, const Finish&);
+  void (*run)(const Strip&, const typename Tiles::X*, Next&, const Finish&);
   void (*run_panel)(const Floats*, const typename Tiles::X*, int64_t, int, const Finish&);
 };
 
@@ -130,43 +130,65 @@ class Product {
       if (piece.begin >= piece.end) return;
       const Scratch sums(pieces.longest() * block_bytes);
       Ahead ahead(layer_, x_.strips, piece);
-      int64_t missing = distance(piece);
-      for (int64_t i = 0; i < kFetchedFirst && !ahead.at_end(); ++i, --missing) fetch(ahead);
       while (piece.begin < piece.end) {
-        slice(piece, pieces, ahead, missing, sums.as<Floats>());
+        slice(piece, pieces, ahead, sums.as<Floats>());
         if (ahead.is_in(piece)) ahead.enter(pieces.take());
         piece = ahead.piece();
       }
     });
   }
 
-  // Where reading ahead has come to: a strip of a block, or the end of a piece.
+  // Where reading ahead has come to: a strip of a piece. Lines of narrow rows are read block by block, and those of wide
+  // rows in the order of memory, which the processor's own reading ahead follows.
   class Ahead {
    public:
     Ahead(const Layer& layer, int64_t strips, Piece piece) : layer_(layer), strips_(strips) { enter(piece); }
     void enter(Piece piece) {
       piece_ = piece;
-      block_ = piece.begin;
-      strip_ = piece.begin < piece.end ? 0 : strips_;
-      if (!at_end()) span_ = span_of(layer_, 0);
+      strip_ = 0;
+      if (piece.begin < piece.end) begin_strip();
     }
-    void advance() {
-      if (++block_ < piece_.end) return;
-      block_ = piece_.begin;
-      if (++strip_ < strips_) span_ = span_of(layer_, strip_);
-    }
-    bool at_end() const { return strip_ == strips_; }
     bool is_in(Piece piece) const { return piece.begin == piece_.begin; }
+    bool at_end() const { return !next.left() && strip_ + 1 >= strips_; }
     Piece piece() const { return piece_; }
-    int64_t block() const { return block_; }
     const Span& span() const { return span_; }
+    // Fetches lines until there are `lines` between what is fetched and what is read, or the piece ends.
+    void fetch(int64_t lines) {
+      while (ahead_ < lines && !at_end()) {
+        if (!next.left()) {
+          ++strip_;
+          begin_strip();
+        }
+        const int64_t some = std::min(next.left(), lines - ahead_);
+        for (int64_t i = 0; i < some; ++i) next.fetch();
+        ahead_ += some;
+      }
+    }
+    // A strip of a block was read, and lines were fetched meanwhile: `before` were left.
+    void read(int64_t lines, int64_t before) { ahead_ += before - next.left() - lines; }
+
+    Next next{nullptr, 0, 0, 0, Next::kAgain, 0};
 
    private:
+    void begin_strip() {
+      span_ = span_of(layer_, strip_);
+      const int64_t begin = piece_.begin * kLanes;
+      const int64_t blocks = piece_.end - piece_.begin, depth = span_.depth;
+      next.line = layer_.words + span_.begin * layer_.stride + begin;
+      if (layer_.has_wide_rows()) {
+        next.step = kLanes, next.jump = layer_.stride - blocks * kLanes, next.run = blocks, next.runs = depth;
+      } else {
+        next.step = layer_.stride, next.jump = kLanes - depth * layer_.stride, next.run = depth, next.runs = blocks;
+      }
+      next.left_of_run = next.run && next.runs ? next.run : Next::kAgain;
+      --next.runs;
+    }
+
     const Layer& layer_;
     const int64_t strips_;
     Piece piece_;
-    int64_t strip_, block_;
-    Span span_;
+    int64_t strip_, ahead_ = 0;
+    Span span_{};
   };
 
   void fetch_group(const Span& span, int64_t block) const {
@@ -177,18 +199,12 @@ class Product {
     if (layer_.zeros) __builtin_prefetch(layer_.zeros + span.group * layer_.zeros_stride + block * kLanes);
   }
 
-  void fetch(Ahead& ahead) const {
-    const Strip there = strip_of(ahead.span(), ahead.block());
-    fetch_group(ahead.span(), ahead.block());
-    for (int64_t k = 0; k < there.depth; ++k) __builtin_prefetch(there.words + k * there.stride, 0, 2);
-    ahead.advance();
-  }
-
-  // How many strips of blocks are between what is fetched and what is read. Of narrow rows as many as are side by side,
-  // and one, which the processor's own reading ahead goes well with: measured.
-  int64_t distance(Piece piece) const {
-    const int64_t depth = std::max<int64_t>(span_of(layer_, 0).depth, 1), enough = (kRowsAhead + depth - 1) / depth;
-    return layer_.has_wide_rows() ? enough : std::max(enough, piece.end - piece.begin + 1);
+  // How many lines are between what is fetched and what is read: a strip of the piece and a block. A thread begins with
+  // a few blocks of narrow rows.
+  int64_t distance(Piece piece, int64_t read) const {
+    const int64_t depth = span_of(layer_, 0).depth;
+    const int64_t enough = std::max(kRowsAhead, (piece.end - piece.begin + 1) * depth);
+    return layer_.has_wide_rows() ? enough : std::min(enough, kFetchedFirst * depth + read);
   }
 
   // Scales and what is less than q of a block's columns for one group, by nibble.
@@ -206,8 +222,9 @@ class Product {
   }
 
   // All rows of x and a piece of blocks, while the beginning of the one that follows is fetched.
-  void slice(Piece piece, Pieces& pieces, Ahead& ahead, int64_t& missing, Floats* sums) const {
+  void slice(Piece piece, Pieces& pieces, Ahead& ahead, Floats* sums) const {
     const int64_t blocks = piece.end - piece.begin, row_of_sums = blocks * kNibbles;
+    int64_t read = 0;
     std::fill_n(sums, x_.count * row_of_sums, Floats{});
     for (int64_t strip = 0; strip < x_.strips; ++strip) {
       const Span span = span_of(layer_, strip);
@@ -215,23 +232,17 @@ class Product {
         const Strip weight = strip_of(span, block);
         Floats scales[kNibbles], less[kNibbles];
         load_group(span.group, block, scales, less);
-        Next next{layer_.words, 0};
         if (ahead.at_end() && ahead.is_in(piece)) ahead.enter(pieces.take());
-        if (!ahead.at_end()) {
-          if (ahead.span().depth >= span.depth) next = {strip_of(ahead.span(), ahead.block()).words, layer_.stride};
-          fetch_group(ahead.span(), ahead.block());
-          ahead.advance();
-        }
-        if (missing > 0 && !ahead.at_end()) {
-          fetch(ahead);
-          --missing;
-        }
+        ahead.fetch(distance(piece, read));
+        fetch_group(ahead.span(), block);
+        const int64_t before = ahead.next.left();
         for (int64_t row = 0; row < x_.count; row += x_.rows) {
           Floats* const kept = sums + row * row_of_sums + (block - piece.begin) * kNibbles;
           const Finish to{scales, less, x_.sums(row, strip), x_.strips, kept, row_of_sums, x_.scales(row, strip)};
-          kTiles[x_.rows_at(row) - 1].run(weight, x_.at(row, span.begin), next, to);
-          next.stride = 0;
+          kTiles[x_.rows_at(row) - 1].run(weight, x_.at(row, span.begin), ahead.next, to);
         }
+        ahead.read(weight.depth, before);
+        read += weight.depth;
       }
     }
     for (int64_t m = 0; m < x_.count; ++m) {

@@ -30,7 +30,7 @@ struct RoundedTiles {
 
   // As FloatTiles has it. Each word of x has the numbers of four rows of the weight, or zeros behind the strip's end.
   template <Numbers kNumbers, int kRows, int kTileNibbles>
-  static void run(const Strip& strip, const uint32_t* x, int first, Next next, const Finish& to) {
+  static void run(const Strip& strip, const uint32_t* x, int first, Next& next, const Finish& to) {
     static_assert(kNumbers == Numbers::kWhole);
     if constexpr (kTileNibbles == 8) {
       run_from<kRows, 8, 0>(strip, x, next, to);
@@ -124,7 +124,7 @@ struct RoundedTiles {
  private:
   // A byte has two nibbles, 16 upper + lower. Summed are the products of bytes, and those of 16 upper.
   template <int kRows, int kTileNibbles, int kFirst>
-  static void run_from(const Strip& strip, const uint32_t* x, Next next, const Finish& to) {
+  static void run_from(const Strip& strip, const uint32_t* x, Next& next, const Finish& to) {
     constexpr int kWords = kTileNibbles / 2, kTurns = kNibbles / kTileNibbles;
     const __m512i upper_half = _mm512_set1_epi8(char(0xf0));
     __m512i sums[kWords][2][kRows]{};
@@ -145,10 +145,9 @@ struct RoundedTiles {
     const uint32_t* row = strip.words;
     int64_t k = 0;
     if (strip.count >= kLanes) {
-      next.line += kFirst / kTileNibbles * (strip.depth / kTurns) * next.stride;
       for (; k + 4 <= strip.depth; k += 4, row += 4 * strip.stride) {
 #pragma GCC unroll 4
-        for (int i = 0; i < 4 / kTurns; ++i, next.line += next.stride) __builtin_prefetch(next.line, 0, 2);
+        for (int i = 0; i < 4 / kTurns; ++i) next.fetch();
         const auto at = [&](int64_t i) { return (__m512i)load_as<Words>(row + i * strip.stride); };
         add(at(0), at(1), at(2), at(3));
       }
