@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers.gguf_file MODEL_FOLDER FILE
 
-Weights in bfloat16, norms and biases in float32. Without a vocabulary: the benchmark counts tokens, and reads none.
+Weights in bfloat16, norms and biases in float32. The words of the vocabulary mean nothing: the benchmark counts tokens,
+and reads none.
 """
 
 import importlib
@@ -55,6 +56,13 @@ def named(name: str) -> str:
     return f"blk.{layer}.{NAMES[inner]}"
 
 
+def vocabulary(size: int) -> tuple[list[str], list[str]]:
+    """Return the tokens and merges of a byte-level BPE: a merged pair, letters of all bytes, and numbered words."""
+    letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 324))]
+    words = (f"w{number}" for number in range(size))
+    return [letters[0] + letters[1], *letters, *words][:size], [f"{letters[0]} {letters[1]}"]
+
+
 def write(model: Path, file: Path) -> None:
     """Write the checkpoint in ``model`` as one GGUF file."""
     gguf: Any = importlib.import_module("gguf")
@@ -70,8 +78,14 @@ def write(model: Path, file: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or config
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    tokens, merges = vocabulary(config["vocab_size"])
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     for name, words in bfloat16_words(model / "model.safetensors"):
         if words.ndim == 1:
