@@ -54,13 +54,14 @@ def gated_delta_rule(
         number = torch.arange(tokens) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
         rows = (number < torch.repeat_interleave(before, lengths)).nonzero()[:, 0]
         parts = (x.index_select(0, rows) for x in (q, k, v, decay, rate))
-        out[rows] = _chunked(*parts, state, before).to(out.dtype)
+        out[rows] = _chunked(*parts, state=state, lengths=before).to(out.dtype)
     first = lengths.cumsum(0) - single
     for number in range(int(single.max())):
         going = (single > number).nonzero()[:, 0]
         rows = (first + number)[going]
         own = state.index_select(0, going)
-        out[rows] = _step(*(x.index_select(0, rows) for x in (q, k, v, decay, rate)), own).to(out.dtype)
+        parts = (x.index_select(0, rows) for x in (q, k, v, decay, rate))
+        out[rows] = _step(*parts, state=own).to(out.dtype)
         state.index_copy_(0, going, own)
         taken = (before + number + 1)[going]
         keep(recurrent_state, state_ids[going], own, place(recurrent_state, past_lengths[going], taken))

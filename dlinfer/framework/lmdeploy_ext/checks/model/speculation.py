@@ -66,15 +66,14 @@ def _check_with_states(speculative: Any, engine: Any) -> None:
     method = speculative.method
     if speculative.model:
         raise refuse(f"speculative method {method!r} with model={speculative.model!r}", "leave model out")
-    if engine.device_type != "cpu":
+    if not devices.shares_host(engine.device_type):
         raise refuse(f"speculative method {method!r}", _WITHOUT, engine.device_type)
     if engine.enable_prefix_caching:
         raise refuse(f"speculative method {method!r} with enable_prefix_caching", "leave one of them out")
-    if settings.current().engine:
-        raise refuse(
-            f"speculative method {method!r} with DLINFER_ENGINE={settings.current().engine}",
-            f"unset DLINFER_ENGINE, or {_WITHOUT}",
-        )
+    vendor, engine_name = devices.vendor_of(engine.device_type), settings.current().engine
+    if vendor is None or engine_name not in ("", vendor.default_engine):
+        feature = f"speculative method {method!r} with DLINFER_ENGINE={engine_name}"
+        raise refuse(feature, f"unset DLINFER_ENGINE, or {_WITHOUT}")
 
 
 def _check_lookup(speculative: Any) -> None:
@@ -110,7 +109,10 @@ def _check_pair(config: Any, method: str) -> None:
             f"speculative method {method!r} with {name}",
             f"use a target of class {' or '.join(targets)}, or {_WITHOUT}",
         )
-    layers = language_configs(config)[-1].num_hidden_layers
+    parts = language_configs(config)
+    if method == "qwen3_5_mtp" and any(getattr(part, "quantization_config", None) for part in parts):
+        raise refuse(f"speculative method {method!r} with a quantised checkpoint", _WITHOUT)
+    layers = parts[-1].num_hidden_layers
     if method == "eagle3" and len({2, layers // 2, layers - 3} & set(range(1, layers))) < 3:
         reads = f"LMDeploy's draft reads the inputs of layers 2, {layers // 2} and {layers - 3}"
         feature = f"speculative method 'eagle3' with a target of {layers} layers ({reads})"
