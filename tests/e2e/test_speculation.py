@@ -166,7 +166,7 @@ def rule_steps(said: list[list[int]], tokenizer: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("method", ["eagle", "qwen3_5_mtp"])
+@pytest.mark.parametrize("method", ["eagle", pytest.param("qwen3_5_mtp", marks=pytest.mark.full)])
 @pytest.mark.parametrize("blocks", [0, 24])
 def test_rules_that_read_the_text(lab: Lab, blocks: int, method: str):
     """As the target alone: each verified place reads the drafts before it, and a preempted text starts anew."""

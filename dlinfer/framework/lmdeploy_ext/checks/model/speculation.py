@@ -9,6 +9,7 @@ from typing import Any
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
+from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
@@ -68,8 +69,13 @@ def _check_with_states(speculative: Any, engine: Any) -> None:
         raise refuse(f"speculative method {method!r} with model={speculative.model!r}", "leave model out")
     if not devices.shares_host(engine.device_type):
         raise refuse(f"speculative method {method!r}", _WITHOUT, engine.device_type)
-    if engine.enable_prefix_caching:
-        raise refuse(f"speculative method {method!r} with enable_prefix_caching", "leave one of them out")
+    for option in ("enable_prefix_caching", "language_model_only"):
+        if getattr(engine, option):
+            raise refuse(f"speculative method {method!r} with {option}", "leave one of them out")
+    if policy := int(engine.quant_policy or 0):
+        raise refuse(f"speculative method {method!r} with quant_policy={policy}", "use quant_policy=0")
+    if (bits := asked_bits()) in ("int8", "int4"):
+        raise refuse(f"speculative method {method!r} with DLINFER_CPU_WEIGHTS={bits}", "unset it")
     vendor, engine_name = devices.vendor_of(engine.device_type), settings.current().engine
     if vendor is None or engine_name not in ("", vendor.default_engine):
         feature = f"speculative method {method!r} with DLINFER_ENGINE={engine_name}"

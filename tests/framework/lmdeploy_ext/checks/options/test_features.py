@@ -24,6 +24,7 @@ from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
 from lmdeploy.pytorch.engine.mp_engine.base import MPEngine
 from lmdeploy.serve.core import AsyncEngine
 
+from dlinfer import settings
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
@@ -66,6 +67,8 @@ def test_an_option_set_later_is_refused_when_the_engine_starts():
         ({"method": "deepseek_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
         ({"method": "qwen3_5_mtp", "model": "path"}, {}, "'qwen3_5_mtp' with model='path'.*leave model out"),
         ({"method": "qwen3_5_mtp"}, {"enable_prefix_caching": True}, "with enable_prefix_caching"),
+        ({"method": "qwen3_5_mtp"}, {"language_model_only": True}, "with language_model_only"),
+        ({"method": "qwen3_5_mtp"}, {"quant_policy": 8}, "'qwen3_5_mtp' with quant_policy=8"),
         ({"method": "qwen3_5_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
         ({"method": "ngram", "model": "path"}, {}, "'ngram' with model='path'.*leave model out"),
         ({"method": "ngram", "num_speculative_tokens": -1}, {}, "num_speculative_tokens=-1.*use 1 or more"),
@@ -145,6 +148,23 @@ def test_a_draft_is_served_as_one_alone():
     assert config.hf_config.architectures == ["Eagle3LlamaForCausalLM"]
     with pytest.raises(UnsupportedFeatureError, match="it only drafts tokens for speculative decoding"):
         ModelConfig.from_hf_config(config.hf_config, device_type="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cpu_weights": "int8"}, "DLINFER_CPU_WEIGHTS=int8"),
+        ({"cpu_weights": "int4"}, "DLINFER_CPU_WEIGHTS=int4"),
+        ({"engine": "openvino"}, "DLINFER_ENGINE=openvino"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused_beside_drafts_of_qwen3_5(changes, named):
+    config, asked = PytorchEngineConfig(device_type="cpu"), SpeculativeConfig(method="qwen3_5_mtp")
+    caches = ConfigBuilder.build_cache_config(config)
+    words = f"'qwen3_5_mtp' with {named}"
+    with settings.override(**changes), pytest.raises(UnsupportedFeatureError, match=words):
+        ConfigBuilder.build_specdecode_config("path", asked, config, caches, DistConfig())
 
 
 def test_the_mtp_layer_of_qwen3_5_drafts_for_a_target_with_states():
