@@ -3,7 +3,6 @@
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
-from dlinfer.framework.lmdeploy_ext.faults.sampling import drafts
 from dlinfer.framework.patching import Original, replaces
 
 
@@ -12,7 +11,7 @@ from dlinfer.framework.patching import Original, replaces
     why="passes embeddings only in steps with images, so graph mode would compile the draft again at the first image, "
     "while its request waits",
     when=activation.is_on,
-    for_feature=drafts.FEATURE,
+    for_models=("qwen3_5", "qwen3_5_moe"),
 )
 def _prepare_inputs(
     original: Original, self: Any, past_key_values: Any, inputs_embeds: Any = None, context: Any = None
