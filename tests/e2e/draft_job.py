@@ -6,8 +6,8 @@ now and then. EAGLE's and DeepSeek's drafts see the last token, and are right to
 states of the one before, from which next(next(t)) follows, and is right once.
 
 A job is ``{"out": FOLDER, "method": ..., "strength": ..., "prompts": [...], "new": N, "never": [...]}``. It makes
-``out/target`` and, but for DeepSeek's, whose draft is a layer of the target, ``out/draft``. ``out/said.json`` has
-transformers' greedy tokens of each prompt.
+``out/target`` and ``out/draft``, but for the drafts of DeepSeek and Qwen3.5, which are a layer of the target.
+``out/said.json`` has transformers' greedy tokens of each prompt. With "experts" the Qwen3.5 is one of experts.
 """
 
 import json
@@ -20,13 +20,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from examples import hf_reference
-from examples.tiny_models import tokenizer
+from examples.tiny_models import tokenizer, vision
 from examples.tiny_models.families import COMMON, FAMILIES, POSITIONAL, STOP_IDS
+from examples.tiny_models.vision_families import VISION
 from tests.e2e.peft_job import greedy
 from tests.jobs import answer_jobs
 
 VOCABULARY, HIDDEN, INNER, DRAFT_VOCABULARY = COMMON["vocab_size"], COMMON["hidden_size"], 128, 700
 FILE = "model.safetensors"
+QWEN3_5_ATTENTION = "model.language_model.layers.2."
 
 
 class Chain:
@@ -41,6 +43,18 @@ class Chain:
         head = torch.zeros(VOCABULARY, HIDDEN)
         head[following] = self.embeddings / 8
         return head
+
+
+def make_qwen3_5(job: dict[str, Any], chain: Chain) -> Any:
+    """Qwen3.5 with images, whose tokens no text may hold."""
+    model = vision.make(VISION["qwen3_5_moe" if job.get("experts") else "qwen3_5"]).eval()
+    for name, weight in model.named_parameters():
+        if "language_model" in name and any(part in name for part in ("o_proj", "out_proj", "down_proj")):
+            weight.mul_(job["strength"])
+    model.get_input_embeddings().weight[:VOCABULARY] = chain.embeddings
+    model.lm_head.weight.zero_()
+    model.lm_head.weight[:VOCABULARY] = chain.head(chain.next)
+    return model
 
 
 def make_target(job: dict[str, Any], chain: Chain) -> Any:
@@ -114,6 +128,30 @@ def mtp(chain: Chain, target: dict[str, Tensor]) -> dict[str, Tensor]:
     return block | own | {f"{path}{name}.weight": torch.ones(HIDDEN) for name in norms}
 
 
+def qwen3_5_mtp(target: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The layer behind the target's last: a copy of the one of attention, whose norms are zeros that 1 is added to."""
+    layer = {
+        name.replace(QWEN3_5_ATTENTION, "mtp.layers.0."): weight.clone()
+        for name, weight in target.items()
+        if name.startswith(QWEN3_5_ATTENTION)
+    }
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    return layer | {"mtp.fc.weight": first_half()} | {f"mtp.{n}.weight": torch.zeros(HIDDEN) for n in norms}
+
+
+def add_mtp(folder: Path, job: dict[str, Any], chain: Chain) -> None:
+    """Add the draft's layer to the target's files."""
+    target = load_file(folder / FILE)
+    config = json.loads((folder / "config.json").read_text())
+    if job["method"] == "deepseek_mtp":
+        config["num_nextn_predict_layers"] = 1
+        own = mtp(chain, target)
+    else:
+        config["text_config"]["mtp_num_hidden_layers"] = 1
+        own = qwen3_5_mtp(target)
+    write(folder, config, target | own)
+
+
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -128,13 +166,15 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     out, method = Path(job["out"]), job["method"]
     torch.manual_seed(0)
     chain = Chain()
-    model = make_target(job, chain)
-    model.save_pretrained(str(out / "target"))
-    tokenizer.train().save_pretrained(str(out / "target"))
-    if method == "deepseek_mtp":
-        target = load_file(out / "target" / FILE)
-        config = json.loads((out / "target" / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-        write(out / "target", config, target | mtp(chain, target))
+    if method == "qwen3_5_mtp":
+        model = make_qwen3_5(job, chain)
+        vision.save(VISION["qwen3_5_moe" if job.get("experts") else "qwen3_5"], model, out / "target")
+    else:
+        model = make_target(job, chain)
+        model.save_pretrained(str(out / "target"))
+        tokenizer.train().save_pretrained(str(out / "target"))
+    if method in ("deepseek_mtp", "qwen3_5_mtp"):
+        add_mtp(out / "target", job, chain)
     else:
         fields: dict[str, Any] = COMMON | {"num_hidden_layers": 1}
         config = transformers.LlamaConfig(**fields).to_dict()

@@ -11,6 +11,7 @@ import pytest
 
 from examples.tiny_models.families import STOP_IDS
 from tests.e2e.harness import EngineRun, Lab
+from tests.e2e.vision_chats import CHATS, as_openai
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -18,18 +19,28 @@ PROMPTS = [[5, 6, 7, 8], [9], list(range(20, 60)), [100, 200, 300], [77, 78], li
 NEW = 32
 DRAFTED = 3
 # method -> how strong layers are: where the drafts are right nearly always, now and then, and nearly never
-STRENGTHS = {"eagle": (0.05, 0.2, 0.6), "eagle3": (0.05, 0.2, 0.6), "deepseek_mtp": (0.1, 0.3, 3.0)}
+STRENGTHS = {
+    "eagle": (0.05, 0.2, 0.6),
+    "eagle3": (0.05, 0.2, 0.6),
+    "deepseek_mtp": (0.1, 0.3, 3.0),
+    "qwen3_5_mtp": (0.1, 0.3, 3.0),
+}
+OWN_LAYERS = ("deepseek_mtp", "qwen3_5_mtp")
+ALL_GRAPHS = ("eagle", "qwen3_5_mtp")
 GREEDY = {"max_new_tokens": NEW, "ignore_eos": True}
 STEP = {"name": "all", "kind": "token_ids_of", "prompts": PROMPTS, "gen": GREEDY}
 
 
 @contextmanager
-def made(lab: Lab, method: str, strength: float) -> Iterator[tuple[Path, dict[str, Any], list[list[int]]]]:
+def made(
+    lab: Lab, method: str, strength: float, **more: Any
+) -> Iterator[tuple[Path, dict[str, Any], list[list[int]]]]:
     """(target, speculative_config, what transformers says)."""
     with tempfile.TemporaryDirectory(prefix="dlinfer-drafts-") as temp:
         job = {"out": temp, "method": method, "strength": strength, "prompts": PROMPTS, "new": NEW}
-        lab.ask("tests.e2e.draft_job", job | {"never": STOP_IDS}, 600, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
-        draft = "" if method == "deepseek_mtp" else f"{temp}/draft"
+        job |= {"never": STOP_IDS, **more}
+        lab.ask("tests.e2e.draft_job", job, 600, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+        draft = "" if method in OWN_LAYERS else f"{temp}/draft"
         speculative = {"method": method, "model": draft, "num_speculative_tokens": DRAFTED}
         yield Path(temp, "target"), speculative, json.loads(Path(temp, "said.json").read_text())
 
@@ -79,10 +90,52 @@ def test_in_graph_mode_and_with_chunks_and_shared_blocks(method: str, lab: Lab):
         assert graphs.tokens("all") == said
         assert graphs.results["graphs"]["late"] == 0
         outcomes = [outcome for _, outcome, _ in graphs.results["graphs"]["phases"]]
-        assert ("eager" in outcomes) == (method != "eagle"), outcomes
+        assert ("eager" in outcomes) == (method not in ALL_GRAPHS), outcomes
         assert set(outcomes) - {"eager"}
-        split = {"max_prefill_token_num": 32, "enable_prefix_caching": True, "eager_mode": True}
+        shares = method != "qwen3_5_mtp"
+        split = {"max_prefill_token_num": 32, "enable_prefix_caching": shares, "eager_mode": True}
         assert run(lab, target, speculative, **split).tokens("all") == said
+
+
+@pytest.mark.parametrize(("experts", "drafted"), [(False, 1), (False, 3), (True, 3)])
+def test_layers_of_linear_attention_forget_drafts_that_are_wrong(lab: Lab, experts: bool, drafted: int):
+    """As many sequences as the engine has slots for, and more: each slot serves several, one after the other."""
+    with made(lab, "qwen3_5_mtp", 0.3, experts=experts) as (target, speculative, said):
+        speculative["num_speculative_tokens"] = drafted
+        again = [*PROMPTS[::-1], *PROMPTS]
+        steps = [STEP, {**STEP, "name": "again", "prompts": again}]
+        options = {"dtype": "float32", "eager_mode": True, "max_batch_size": 4, "max_prefill_token_num": 32}
+        answer = lab.engine(target, steps, speculative=speculative, **options)
+        assert answer.tokens("all") == said
+        assert answer.tokens("again") == [*said[::-1], *said]
+        counts = {count for step in accepted(answer) for count in step}
+        assert {0, drafted} <= counts <= set(range(drafted + 1)), (
+            "some drafts were right, and some were wrong"
+        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+def test_images_beside_drafts(lab: Lab, experts: bool, eager: bool):
+    """As the target alone, which is held to transformers elsewhere (test_vision.py)."""
+    with made(lab, "qwen3_5_mtp", 0.3, experts=experts) as (target, speculative, _):
+        asked = {"prompts": [as_openai(chat) for chat in CHATS], "chat": True, "gen": GREEDY}
+        steps: list[dict[str, Any]] = [
+            {"name": "batch", "kind": "call", **asked},
+            {"name": "staggered", "kind": "staggered", "after": 3, **asked},
+        ]
+        options = {"dtype": "float32", "eager_mode": eager}
+        alone = lab.engine(target, steps, **options)
+        drafted = lab.engine(target, steps, speculative=speculative, **options)
+        chunks = {"max_prefill_token_num": 48, "speculative": speculative}
+        split = lab.engine(target, steps, **options, **chunks)
+        for step in ("batch", "staggered"):
+            assert drafted.tokens(step) == alone.tokens(step)
+            assert split.tokens(step) == alone.tokens(step)
+        assert drafted.results["graphs"]["late"] == 0
+        assert "eager" not in [outcome for _, outcome, _ in drafted.results["graphs"]["phases"]]
+        assert 0 < rate(drafted) < 1
 
 
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 12}
@@ -113,10 +166,11 @@ def rule_steps(said: list[list[int]], tokenizer: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.parametrize("method", ["eagle", pytest.param("qwen3_5_mtp", marks=pytest.mark.full)])
 @pytest.mark.parametrize("blocks", [0, 24])
-def test_rules_that_read_the_text(lab: Lab, blocks: int):
+def test_rules_that_read_the_text(lab: Lab, blocks: int, method: str):
     """As the target alone: each verified place reads the drafts before it, and a preempted text starts anew."""
-    with made(lab, "eagle", 0.2) as (target, speculative, said):
+    with made(lab, method, STRENGTHS[method][1]) as (target, speculative, said):
         steps = rule_steps(said, lab.tokenizer(target))
         options = {"dtype": "float32", "eager_mode": True, "block_size": 16, "session_len": 320}
         alone = lab.engine(target, steps, **options)

@@ -34,11 +34,11 @@ def _records() -> list[Patch]:
     from dlinfer.framework.lmdeploy_ext.ngram import method
     from dlinfer.framework.lmdeploy_ext.running import metrics
     from dlinfer.framework.lmdeploy_ext.sampling import logit_bias, sparse_logit_writes, token_draws
-    from dlinfer.framework.lmdeploy_ext.vision import image_files, processors
+    from dlinfer.framework.lmdeploy_ext.vision import draft_embeddings, image_files, processors
 
     modules = [command_line, engine_config, loading, gated_delta_model, experts_model, packed_experts_model]
     modules += [rope_lengths, rope_parameters, indexer_model, logit_bias, sparse_logit_writes, token_draws]
-    modules += [image_files, method, metrics, processors]
+    modules += [draft_embeddings, image_files, method, metrics, processors]
     for package in (adapters, checks, device, ranks, answers, models, sampling, serving, stepping):
         files = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         modules += [importlib.import_module(file.name) for file in files]

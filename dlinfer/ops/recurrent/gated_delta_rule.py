@@ -9,7 +9,7 @@ from torch import Tensor
 from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.recurrent.sequence_states import sequences
+from dlinfer.ops.recurrent.sequence_states import check_states, ring, sequences
 
 _ROUNDING = "computed in float32; the result is rounded once, and so is a state in 16 bits"
 TOLERANCES = {
@@ -24,7 +24,7 @@ NORM_EPSILON = 1e-6
 """The number added to the squared length of a query or key when it is normalised, as in flash-linear-attention."""
 
 
-@fused_op(tolerances=TOLERANCES, mutates=("recurrent_state", "out"))
+@fused_op(tolerances=TOLERANCES, version=2, mutates=("recurrent_state", "out"))
 def gated_delta_rule(
     query: Tensor,
     key: Tensor,
@@ -35,6 +35,7 @@ def gated_delta_rule(
     state_ids: Tensor,
     q_ends: Tensor,
     fresh: Tensor,
+    past_lengths: Tensor | None,
     scale: float,
     normalise: bool,
     out: Tensor,
@@ -46,18 +47,22 @@ def gated_delta_rule(
     dtype = torch.promote_types(value.dtype, torch.float32)
     q, k = (prepared(x, value.shape[1], dtype, normalise) for x in (query, key))
     q, v, b, kept = q * scale, value.to(dtype), beta.to(dtype), decay.to(dtype).exp()
+    states = ring(recurrent_state, past_lengths)
+    slots, kept_states = states.shape[:2]
     for sequence in sequences(
-        gated_delta_rule.rules, recurrent_state.shape[0], state_ids, q_ends, fresh, value.shape[0]
+        gated_delta_rule.rules, slots, state_ids, q_ends, fresh, past_lengths, value.shape[0]
     ):
-        known = None if sequence.fresh or sequence.slot is None else recurrent_state[sequence.slot].to(dtype)
-        state = v.new_zeros(recurrent_state.shape[1:]) if known is None else known
+        at = sequence.past % kept_states
+        known = None if sequence.fresh or sequence.slot is None else states[sequence.slot, at].to(dtype)
+        state = v.new_zeros(states.shape[2:]) if known is None else known
         for token in range(sequence.start, sequence.end):
             state = state * kept[token, :, None, None]
             error = v[token] - torch.einsum("hvk,hk->hv", state, k[token])
             state = state + torch.einsum("hv,hk->hvk", b[token, :, None] * error, k[token])
             out[token] = torch.einsum("hvk,hk->hv", state, q[token])
-        if sequence.slot is not None:
-            recurrent_state[sequence.slot] = state
+            if sequence.slot is not None and token >= sequence.end - kept_states:
+                taken = token + 1 - sequence.start
+                states[sequence.slot, (sequence.past + taken) % kept_states] = state
 
 
 @gated_delta_rule.python_call
@@ -73,6 +78,7 @@ def _call_gated_delta_rule(
     fresh: Tensor,
     scale: float | None = None,
     normalise: bool = True,
+    past_lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute, for each token and head, S <- exp(decay) S, S <- S + beta (v - S k) k^T, and the result scale * S q.
 
@@ -85,20 +91,26 @@ def _call_gated_delta_rule(
         bfloat16, and any strides.
     decay: [tokens, value heads], floating, at most 0: the logarithm of the state's factor.
     beta: [tokens, value heads], floating, of 0..1: the share of the error v - S k that is corrected.
-    recurrent_state: [slots, value heads, value size, key size], floating, float32 for exactness; any strides.
+    recurrent_state: [slots, value heads, value size, key size], floating, float32 for exactness; any strides. With
+        ``past_lengths`` it is [slots, kept, value heads, value size, key size]: the states after each of the sequence's
+        last ``kept`` tokens.
     state_ids: [sequences], int32 or int64: the slot of each sequence, no slot twice. A negative id means no slot: the
         state starts at zero and is not stored.
     q_ends: [sequences], int32 or int64, on any device: the index after each sequence's last token.
     fresh: [sequences], bool: the sequence begins here, so the old contents of its slot are not read.
     scale: the factor of the result; None means 1 / sqrt(key size).
     normalise: divide each query and key by its length, sqrt(|x|^2 + 1e-6).
+    past_lengths: [sequences], int32 or int64, how many tokens each sequence has before these. Given, S starts as the
+        state at ``past_lengths % kept`` of the slot, and the state after n tokens of the sequence is stored at
+        n % kept, for the last ``kept`` of its tokens. So the next call may begin after any of these. None: a slot has
+        one state.
 
     Returns a new tensor of value's shape and dtype; recurrent_state is mutated. Computed in float32 at least. Raises
     OpArgumentError, also for ends that decrease or do not end at the number of tokens, and for slots out of range.
     """
     out = torch.empty_like(value, memory_format=torch.contiguous_format)
     factor = float(query.shape[-1]) ** -0.5 if scale is None else scale
-    sequence = (state_ids, q_ends, fresh)
+    sequence = (state_ids, q_ends, fresh, past_lengths)
     gated_delta_rule.overload(
         query, key, value, decay, beta, recurrent_state, *sequence, factor, normalise, out
     )
@@ -123,16 +135,20 @@ gated_delta_rule.takes(
     value="like query [tokens, value_heads, value_size]",
     decay="float on query [tokens, value_heads]",
     beta="float on query [tokens, value_heads]",
-    recurrent_state="float on query [slots, value_heads, value_size, key_size]",
+    recurrent_state="float on query [..., value_heads, value_size, key_size]",
     state_ids="int on query [sequences]",
     q_ends="int [sequences]",
     fresh="bool on query [sequences]",
+    past_lengths="int on query [sequences]",
     out="like query [tokens, value_heads, value_size]",
 )
 
 
 @gated_delta_rule.check
-def _check_gated_delta_rule(rules: Rules, query: Tensor, value: Tensor) -> None:
+def _check_gated_delta_rule(
+    rules: Rules, query: Tensor, value: Tensor, recurrent_state: Tensor, past_lengths: Tensor | None
+) -> None:
+    check_states(rules, "recurrent_state", recurrent_state, 4, past_lengths)
     key_heads, heads = query.shape[1], value.shape[1]
     rules.require(
         key_heads > 0 and heads % key_heads == 0,
@@ -154,8 +170,10 @@ def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
         value_size: int = 12,
         normalise: bool = True,
         dtype: torch.dtype = torch.int64,
+        past: list[int] | None = None,
+        kept: int = 4,
     ) -> tuple[Any, ...]:
-        tokens = sum(lengths)
+        tokens, states = sum(lengths), () if past is None else (kept,)
         value = make.tensor(tokens, value_heads, value_size)
         # without normalising, keys as long as 2 would let the state grow without bound
         key_scale = 1.0 if normalise else 0.5 * key_size**-0.5
@@ -165,10 +183,11 @@ def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
             value,
             -make.tensor(tokens, value_heads).abs().float() / 2,
             make.tensor(tokens, value_heads).sigmoid(),
-            make.tensor(6, value_heads, value_size, key_size, scale=0.5).float(),
+            make.tensor(6, *states, value_heads, value_size, key_size, scale=0.5).float(),
             torch.tensor(ids, dtype=dtype, device=make.device),
             torch.tensor(lengths, dtype=dtype).cumsum(0, dtype=dtype),
             torch.tensor(fresh, dtype=torch.bool, device=make.device),
+            None if past is None else torch.tensor(past, dtype=dtype, device=make.device),
             float(key_size) ** -0.5,
             normalise,
             torch.zeros_like(value),
@@ -186,6 +205,11 @@ def _gated_delta_rule_samples(make: SampleMaker) -> Iterator[Sample]:
     yield Sample("decoding without a slot", case([1, 1], [-1, 2], [False, True]))
     yield Sample("a sequence without tokens", case([2, 0, 3], [1, 2, 3], [False, True, False]))
     yield Sample("no tokens", case([], [], []))
+    several = case(
+        [4, 70, 1, 0, 2], [3, 1, -1, 2, 0], [False, True, False, False, False], past=[6, 0, 3, 2, 5]
+    )
+    yield Sample("several states in a slot", several)
+    yield Sample("decoding, several states", case([1, 1], [1, 0], [False, False], past=[7, 4], kept=2))
     args = case([4, 6], [0, 1], [True, False])
     slots = make.tensor(6, 3, 4, 12, 8).float()[:, 1]
     yield Sample("slots with gaps", (*args[:5], slots, *args[6:]))

@@ -166,6 +166,90 @@ def _delta_rule(
     return out, states
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """Texts that grow in steps. A step has ``steps[i][b]`` = (tokens of text b, how many of them stay)."""
+
+    kept: int
+    steps: list[list[tuple[int, int]]]
+    slots: list[int]
+    index_dtype: torch.dtype
+    seed: int
+
+
+@st.composite
+def drafted(draw: st.DrawFn) -> Drafted:
+    count, kept = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+
+    def step() -> list[tuple[int, int]]:
+        kind = draw(st.sampled_from(["prompts", "drafts", "decoding"]))
+        lengths = {
+            "prompts": st.sampled_from([1, 2, 5, 64, 67]),
+            "drafts": st.just(kept),
+            "decoding": st.just(1),
+        }
+        taken = [draw(lengths[kind]) for _ in range(count)]
+        return [(n, draw(st.integers(max(1, n - kept + 1), n))) for n in taken]
+
+    return Drafted(
+        kept,
+        [step() for _ in range(draw(st.integers(1, 4)))],
+        draw(st.permutations([-1, *range(SLOTS)]))[:count],
+        draw(st.sampled_from([torch.int32, torch.int64])),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+@pytest.mark.parametrize("vendor_name", ["cpu", "reference"])
+@given(given=drafted())
+@MANY
+def test_tokens_can_be_taken_back(vendor_name: str, given: Drafted) -> None:
+    """A step begins after the tokens that stayed, as if the others had never been there."""
+    vendor.use(vendor_name)
+    generator = torch.Generator().manual_seed(given.seed)
+    channels, width, heads, size = 8, 3, 2, 4
+    taps = torch.randn(channels, width, generator=generator)
+    inputs = torch.full((SLOTS, 2, given.kept, channels, width), torch.nan)[:, 1]
+    states = torch.full((SLOTS, 2, given.kept, heads, size, size), torch.nan)[:, 1]
+
+    def conv(x: Tensor, state: Tensor, where: list[Tensor], past: Tensor | None = None) -> Tensor:
+        return ops.causal_conv1d(x, taps, None, state, *where, past_lengths=past)
+
+    def rule(x: Tensor, state: Tensor, where: list[Tensor], past: Tensor | None = None) -> Tensor:
+        heads = x.view(-1, 2, 4)
+        return ops.gated_delta_rule(
+            heads,
+            heads.roll(1, -1),
+            heads,
+            -x[:, :2].abs(),
+            x[:, 2:4].sigmoid(),
+            state,
+            *where,
+            past_lengths=past,
+        ).flatten(1)
+
+    texts = [torch.empty(0, channels) for _ in given.slots]
+    for step in given.steps:
+        new = [torch.randn(count, channels, generator=generator) for count, _ in step]
+        ends = torch.tensor([count for count, _ in step]).cumsum(0)
+        past = torch.tensor([len(text) for text in texts])
+        indices = [torch.tensor(given.slots), ends, past]
+        ids, ends, past = (numbers.to(given.index_dtype) for numbers in indices)
+        for call, cache in ((conv, inputs), (rule, states)):
+            ours = call(torch.cat(new), cache, [ids, ends, past == 0], past)
+            for slot, text, own, got in zip(
+                given.slots, texts, new, ours.split([len(x) for x in new]), strict=True
+            ):
+                whole = own if slot < 0 else torch.cat([text, own])  # without a slot nothing is remembered
+                alone = [torch.tensor([0]), torch.tensor([len(whole)]), torch.tensor([True])]
+                want = call(whole, torch.zeros(1, *cache.shape[2:]), alone)[-len(own) :]
+                close(got.double().numpy(), want.double().numpy())
+        texts = [torch.cat([text, own[:stay]]) for text, own, (_, stay) in zip(texts, new, step, strict=True)]
+    untouched = sorted(set(range(SLOTS)) - set(given.slots))
+    assert bool(inputs[untouched].isnan().all())
+    assert bool(states[untouched].isnan().all())
+
+
 @pytest.mark.parametrize("vendor_name", ["cpu", "reference"])
 def test_one_text_cannot_reach_another(vendor_name: str) -> None:
     """NaN in one text, and in the slot of a text that begins, stay where they are."""

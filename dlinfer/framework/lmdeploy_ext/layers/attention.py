@@ -27,7 +27,8 @@ class StepMetadata(DlinferAttentionMetadata):
     LMDeploy passes this object to all kinds of layers.
     cu_seqlens_q_cpu, kv_seqlens_cpu: [B + 1] and [B], copies of cu_seqlens_q and kv_seqlens in host memory.
     adapter_ids: int64 [N], the LoRA adapter of each token, 0 for no adapter; None if the engine has no adapters.
-    fresh: bool [B], whether each sequence begins in this step; read by layers that keep a state for each sequence.
+    fresh: bool [B], whether each sequence begins in this step. past_lengths: [B], how many tokens each sequence has
+        before this step. Both are read by layers that keep a state for each sequence.
     kept_rows: int64 [K], indices of the hidden states that a compiled forward returns; None if it returns all N.
     image_rows: int64 [R], indices of the image tokens, which also see the later tokens of their image; None if no token
         sees later ones. image_ends, image_lengths: int64 [images], in host memory: for each image the index after its
@@ -43,6 +44,7 @@ class StepMetadata(DlinferAttentionMetadata):
     kv_seqlens_cpu: Tensor | None = None
     adapter_ids: Tensor | None = None
     fresh: Tensor | None = None
+    past_lengths: Tensor | None = None
     kept_rows: Tensor | None = None
     image_rows: Tensor | None = None
     image_ends: Tensor | None = None
@@ -59,6 +61,7 @@ def step_metadata(context: Any) -> StepMetadata:
     is_decoding = context.is_decoding and context.max_q_seqlen == 1
     q_seqlens, kv_seqlens = context.q_seqlens, context.kv_seqlens
     block_size = context.cache_config.kernel_block_size
+    past_lengths = kv_seqlens - q_seqlens
     tokens = context.input_ids.numel()
     if is_decoding:
         cu_seqlens = torch.arange(tokens + 1, dtype=torch.int32, device=q_seqlens.device)
@@ -88,7 +91,8 @@ def step_metadata(context: Any) -> StepMetadata:
             context.kv_quant_policy
         ),  # `lmdeploy chat` sets an int, which graphs cannot fix
         adapter_ids=adapter_ids,
-        fresh=kv_seqlens == q_seqlens,
+        fresh=past_lengths == 0,
+        past_lengths=past_lengths,
     )
 
 

@@ -38,7 +38,9 @@ from dlinfer.utils import computing
 # Field of the attention metadata -> what each of its sizes counts.
 _METADATA_SIZES = {
     **dict.fromkeys(("kv_start_indices", "adapter_ids"), ("tokens",)),
-    **dict.fromkeys("q_start_loc q_seqlens kv_seqlens kv_seqlens_cpu fresh".split(), ("sequences",)),
+    **dict.fromkeys(
+        "q_start_loc q_seqlens kv_seqlens kv_seqlens_cpu fresh past_lengths".split(), ("sequences",)
+    ),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_q_cpu"), ("ends",)),
     "block_offsets": ("sequences", "blocks"),
     "kept_rows": ("kept",),

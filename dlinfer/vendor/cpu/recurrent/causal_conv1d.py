@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from dlinfer import ops
 from dlinfer.ops.recurrent.sequence_states import check_numbers
-from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
+from dlinfer.vendor.cpu.recurrent.slots import keep, place, states_of
 
 
 def causal_conv1d(
@@ -17,6 +17,7 @@ def causal_conv1d(
     state_ids: Tensor,
     q_ends: Tensor,
     fresh: Tensor,
+    past_lengths: Tensor | None,
     silu: bool,
     out: Tensor,
 ) -> None:
@@ -26,11 +27,11 @@ def causal_conv1d(
     batch, width = len(ends), weight.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
     taps = weight.t().to(dtype)
-    before = states_of(conv_state, state_ids, fresh).transpose(1, 2)  # [sequences, width, channels]
+    before = states_of(conv_state, state_ids, fresh, place(conv_state, past_lengths)).transpose(1, 2)
     if ends == list(range(1, batch + 1)):
         inputs = torch.cat([before[:, 1:], x[:, None]], dim=1)
         result = (inputs.to(dtype) * taps).sum(1)
-        keep(conv_state, state_ids, inputs.transpose(1, 2))
+        keep(conv_state, state_ids, inputs.transpose(1, 2), place(conv_state, past_lengths, 1))
     else:
         # Each sequence's tokens follow its last `width` inputs: token t of sequence b is row t + (b + 1) * width.
         behind = torch.tensor(ends)
@@ -47,8 +48,14 @@ def causal_conv1d(
         for tap in range(1, width):
             sums.addcmul_(inputs[1 + tap : len(inputs) - width + 1 + tap].to(dtype), taps[tap])
         result = sums.index_select(0, rows - width)
-        newest = inputs.index_select(0, (last[:, None] + window).flatten()).unflatten(0, (batch, width))
-        keep(conv_state, state_ids, newest.transpose(1, 2), lengths > 0)
+        for back in range(1 if past_lengths is None else conv_state.shape[1]):
+            # A sequence with fewer tokens has no such row. Any row will do, since it is not stored.
+            own = ((last - back)[:, None] + window).clamp(min=0)
+            newest = inputs.index_select(0, own.flatten())
+            states = newest.unflatten(0, (batch, width)).transpose(1, 2)
+            keep(
+                conv_state, state_ids, states, place(conv_state, past_lengths, lengths - back), lengths > back
+            )
     if bias is not None:
         result += bias.to(dtype)
     out.copy_(functional.silu(result, inplace=True) if silu else result)

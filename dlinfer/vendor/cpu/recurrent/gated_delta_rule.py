@@ -10,7 +10,7 @@ from torch import Tensor
 from dlinfer import ops
 from dlinfer.ops.recurrent.gated_delta_rule import prepared
 from dlinfer.ops.recurrent.sequence_states import check_numbers
-from dlinfer.vendor.cpu.recurrent.slots import keep, states_of
+from dlinfer.vendor.cpu.recurrent.slots import keep, place, states_of
 
 _CHUNK = 64  # most tokens of a chunk
 
@@ -25,6 +25,7 @@ def gated_delta_rule(
     state_ids: Tensor,
     q_ends: Tensor,
     fresh: Tensor,
+    past_lengths: Tensor | None,
     scale: float,
     normalise: bool,
     out: Tensor,
@@ -36,17 +37,42 @@ def gated_delta_rule(
     dtype = torch.promote_types(value.dtype, torch.float32)
     q, k = (prepared(x, value.shape[1], dtype, normalise) for x in (query, key))
     q, v, rate, decay = q * scale, value.to(dtype), beta.to(dtype), decay.to(dtype)
-    state = states_of(recurrent_state, state_ids, fresh).to(dtype)
+    state = states_of(recurrent_state, state_ids, fresh, place(recurrent_state, past_lengths)).to(dtype)
     if ends == list(range(1, len(ends) + 1)):
-        state.mul_(decay.exp()[:, :, None, None])
-        error = (v - _read(state, k)).mul_(rate[:, :, None])
-        state.addcmul_(error[..., None], k[:, :, None])
-        out.copy_(_read(state, q))
-        keep(recurrent_state, state_ids, state)
+        out.copy_(_step(q, k, v, decay, rate, state))
+        keep(recurrent_state, state_ids, state, place(recurrent_state, past_lengths, 1))
         return
     lengths = torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
-    out.copy_(_chunked(q, k, v, decay, rate, state, lengths))
-    keep(recurrent_state, state_ids, state, lengths > 0)
+    if past_lengths is None:
+        out.copy_(_chunked(q, k, v, decay, rate, state, lengths))
+        keep(recurrent_state, state_ids, state, None, lengths > 0)
+        return
+    # The last tokens, whose states are stored, are computed one by one; those before them in chunks.
+    single = lengths.clamp(max=recurrent_state.shape[1])
+    before = lengths - single
+    if bool(before.any()):
+        number = torch.arange(tokens) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        rows = (number < torch.repeat_interleave(before, lengths)).nonzero()[:, 0]
+        parts = (x.index_select(0, rows) for x in (q, k, v, decay, rate))
+        out[rows] = _chunked(*parts, state=state, lengths=before).to(out.dtype)
+    first = lengths.cumsum(0) - single
+    for number in range(int(single.max())):
+        going = (single > number).nonzero()[:, 0]
+        rows = (first + number)[going]
+        own = state.index_select(0, going)
+        parts = (x.index_select(0, rows) for x in (q, k, v, decay, rate))
+        out[rows] = _step(*parts, state=own).to(out.dtype)
+        state.index_copy_(0, going, own)
+        taken = (before + number + 1)[going]
+        keep(recurrent_state, state_ids[going], own, place(recurrent_state, past_lengths[going], taken))
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor) -> Tensor:
+    """Apply the rule to one token of each sequence: update ``state``, and return the outputs."""
+    state.mul_(decay.exp()[:, :, None, None])
+    error = (v - _read(state, k)).mul_(rate[:, :, None])
+    state.addcmul_(error[..., None], k[:, :, None])
+    return _read(state, q)
 
 
 def _read(state: Tensor, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from dlinfer import settings
 from dlinfer.errors import SettingError
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
+from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
@@ -20,8 +21,15 @@ PAIRS = {
     "eagle": (_LLAMA, "EagleLlamaForCausalLM"),
     "eagle3": (_LLAMA, "Eagle3LlamaForCausalLM"),
     "deepseek_mtp": (("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "DeepseekMTPModel"),
+    "qwen3_5_mtp": (
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+        "Qwen3_5MTPModel",
+    ),
 }
 """Method of a SpeculativeConfig -> (architectures of the target, LMDeploy's class of the draft)."""
+
+_OWN_LAYERS = {"deepseek_mtp": "num_nextn_predict_layers", "qwen3_5_mtp": "mtp_num_hidden_layers"}
+"""Method whose draft is a part of the target -> the field of config.json that counts the draft's layers."""
 
 _WITHOUT = "leave speculative_config out"
 
@@ -45,11 +53,33 @@ def check_request(speculative: Any, engine: Any) -> None:
             "speculative decoding with LoRA adapters",
             "leave out speculative_config, or the adapters and DLINFER_CPU_ADAPTER_ROWS",
         )
-    if not speculative.model and method != "deepseek_mtp":
+    if not speculative.model and method not in _OWN_LAYERS:
         raise refuse(
             f"speculative decoding (method {method!r}) without a draft model",
             "set SpeculativeConfig.model to its folder",
         )
+    if method == "qwen3_5_mtp":
+        _check_with_states(speculative, engine)
+
+
+def _check_with_states(speculative: Any, engine: Any) -> None:
+    """Raise UnsupportedFeatureError for what was never compared with drafts for layers of linear attention."""
+    method = speculative.method
+    if speculative.model:
+        raise refuse(f"speculative method {method!r} with model={speculative.model!r}", "leave model out")
+    if not devices.shares_host(engine.device_type):
+        raise refuse(f"speculative method {method!r}", _WITHOUT, engine.device_type)
+    for option in ("enable_prefix_caching", "language_model_only"):
+        if getattr(engine, option):
+            raise refuse(f"speculative method {method!r} with {option}", "leave one of them out")
+    if policy := int(engine.quant_policy or 0):
+        raise refuse(f"speculative method {method!r} with quant_policy={policy}", "use quant_policy=0")
+    if (bits := asked_bits()) in ("int8", "int4"):
+        raise refuse(f"speculative method {method!r} with DLINFER_CPU_WEIGHTS={bits}", "unset it")
+    vendor, engine_name = devices.vendor_of(engine.device_type), settings.current().engine
+    if vendor is None or engine_name not in ("", vendor.default_engine):
+        feature = f"speculative method {method!r} with DLINFER_ENGINE={engine_name}"
+        raise refuse(feature, f"unset DLINFER_ENGINE, or {_WITHOUT}")
 
 
 def _check_lookup(speculative: Any) -> None:
@@ -85,7 +115,10 @@ def _check_pair(config: Any, method: str) -> None:
             f"speculative method {method!r} with {name}",
             f"use a target of class {' or '.join(targets)}, or {_WITHOUT}",
         )
-    layers = config.num_hidden_layers
+    parts = language_configs(config)
+    if method == "qwen3_5_mtp" and any(getattr(part, "quantization_config", None) for part in parts):
+        raise refuse(f"speculative method {method!r} with a quantised checkpoint", _WITHOUT)
+    layers = parts[-1].num_hidden_layers
     if method == "eagle3" and len({2, layers // 2, layers - 3} & set(range(1, layers))) < 3:
         reads = f"LMDeploy's draft reads the inputs of layers 2, {layers // 2} and {layers - 3}"
         feature = f"speculative method 'eagle3' with a target of {layers} layers ({reads})"
@@ -108,11 +141,13 @@ def check_draft(config: Any, method: str) -> None:
     config: the draft's transformers configuration, before LMDeploy changes it.
     """
     name = (config.architectures or [""])[0]
-    if method == "deepseek_mtp":
-        if not getattr(config, "num_nextn_predict_layers", 0):
-            raise refuse(
-                "speculative method 'deepseek_mtp' without num_nextn_predict_layers in config.json", _WITHOUT
-            )
+    if method in _OWN_LAYERS:
+        field = _OWN_LAYERS[method]
+        layers = getattr(language_configs(config)[-1], field, 0)
+        if not layers:
+            raise refuse(f"speculative method {method!r} without {field} in config.json", _WITHOUT)
+        if method == "qwen3_5_mtp" and layers != 1:
+            raise refuse(f"speculative method {method!r} with {field} = {layers}", _WITHOUT)
     elif name not in _LLAMA:
         raise refuse(
             f"a draft of {name} for {method!r}", "use a draft whose config.json names LlamaForCausalLM"

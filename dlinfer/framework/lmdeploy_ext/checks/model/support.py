@@ -100,14 +100,14 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
     names = architectures(config)
     shown = f" ({', '.join(names)})" if names else ""
     inside = None
-    if is_vision_language(config):
+    drafts = {draft for _, draft in PAIRS.values()} if is_draft else set()
+    if is_vision_language(config) and not drafts & set(names):
         if (reason := reason_against(names, config)) is not None:
             feature = f"a vision-language model{shown}" + (f": {reason}" if reason else "")
             advice = "use the language model of the same family, or a supported vision-language model"
             raise refuse(feature, advice)
         inside = language_config(config)
         names = [] if inside is None else architectures(inside)
-    drafts = {draft for _, draft in PAIRS.values()} if is_draft else set()
     for name in names:
         if name in NOT_SERVED and name not in drafts:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")

@@ -4,6 +4,9 @@ LMDeploy keeps two states for each sequence in slots of a cache: the last inputs
 the rule. LMDeploy's classes call CUDA kernels of other packages, different ones for prefill and decoding. Here one op
 computes the convolution and one op the rule, in both phases. A slot is not cleared between requests. The ops ignore
 the slot's content for a sequence without cached tokens, and begin with a state of zero.
+
+With drafts a slot holds the states after each of the last tokens, as many as a step verifies. So the next step begins
+after the last accepted token.
 """
 
 from typing import Any, NoReturn
@@ -53,8 +56,9 @@ class Convolution(CausalConv1dImpl):
             feature = f"a causal convolution with the activation {activation!r}"
             raise refuse(feature, "use a model with silu or without an activation")
         meta, taps = gated_delta_meta, weight.flatten(1)
-        sequence = (meta.state_ids, meta.q_ends, meta.fresh)
-        return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, activation != "none")[None]
+        sequence = (meta.state_ids, meta.q_ends, meta.fresh, activation != "none")
+        past = meta.past_lengths if conv_state.dim() == 4 else None
+        return ops.causal_conv1d(x[0], taps, bias, conv_state, *sequence, past_lengths=past)[None]
 
     def conv1d_fn(self, *args: Any, **kwargs: Any) -> Any:
         """Raise UnsupportedFeatureError."""
@@ -91,9 +95,9 @@ class DeltaRule(GatedDeltaRuleImpl):
         rate, decay = rate.sigmoid(), a_log_exp * functional.softplus(step.float() + dt_bias)
         meta, heads = gated_delta_meta, (query[0], key[0], value[0])
         sequence = (meta.state_ids, meta.q_ends, meta.fresh)
-        return ops.gated_delta_rule(
-            *heads, decay, rate, recurrent_state, *sequence, normalise=use_qk_l2norm_in_kernel
-        )[None]
+        past = meta.past_lengths if recurrent_state.dim() == 5 else None
+        options = {"normalise": use_qk_l2norm_in_kernel, "past_lengths": past}
+        return ops.gated_delta_rule(*heads, decay, rate, recurrent_state, *sequence, **options)[None]
 
     def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
         """Raise UnsupportedFeatureError."""

@@ -27,11 +27,15 @@ _SECTIONS_3_5 = [11, 11, 10]  # transformers' default
 def check(model_config: Any) -> None:
     """Set the states' dtypes in ``model_config``: float32 for the rule, the model's dtype for the convolution.
 
-    LMDeploy takes bfloat16 for both states.
+    LMDeploy takes bfloat16 for both states. With N draft tokens its slots hold N + 1 states of the rule and width + N
+    inputs of the convolution. Here they hold N + 1 states of both.
     """
     if not getattr(model_config, "is_gated_delta", False) or not model_config.states_shapes:
         return
     convolution, rule = (shape for shape, _ in model_config.states_shapes)
+    if len(rule) == 5:
+        layers, channels, inputs = convolution
+        convolution = (layers, rule[1], channels, inputs - rule[1] + 1)
     model_config.states_shapes = [(convolution, model_config.dtype), (rule, torch.float32)]
 
 
@@ -95,7 +99,7 @@ def _build_config_3_5(
 @_replaces_shared(
     "lmdeploy.pytorch.backends.gated_delta_rule:GatedDeltaMeta.__init__",
     why="computes indices for CUDA kernels at each step, but not what the device's ops need: the sequences' ends, "
-    "their slots, and which of them begin",
+    "their slots, which of them begin, and how many tokens they have",
 )
 def _meta_init(
     original: Original,
@@ -109,6 +113,7 @@ def _meta_init(
     self.state_ids = state_ids
     self.q_ends = attn_metadata.cu_seqlens_q_cpu[1:]
     self.fresh = attn_metadata.fresh
+    self.past_lengths = attn_metadata.past_lengths
 
 
 @_replaces_shared(

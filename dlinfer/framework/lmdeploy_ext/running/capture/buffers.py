@@ -69,5 +69,6 @@ class StepBuffers:
                 kv_flatten_size=self.rows * self.blocks * meta.block_size,
                 adapter_ids=None,
                 fresh=None,
+                past_lengths=None,
             ),
         }

@@ -24,6 +24,7 @@ from lmdeploy.pytorch.engine.engine import Engine as PytorchEngine
 from lmdeploy.pytorch.engine.mp_engine.base import MPEngine
 from lmdeploy.serve.core import AsyncEngine
 
+from dlinfer import settings
 from dlinfer.errors import DeviceConflictError, UnknownVendorError, UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.device import activation
 from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
@@ -64,6 +65,11 @@ def test_an_option_set_later_is_refused_when_the_engine_starts():
         ({"method": "eagle3"}, {}, r"'eagle3'\) without a draft model"),
         ({"method": "eagle", "model": "path", "num_speculative_tokens": 0}, {}, "num_speculative_tokens=0"),
         ({"method": "deepseek_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
+        ({"method": "qwen3_5_mtp", "model": "path"}, {}, "'qwen3_5_mtp' with model='path'.*leave model out"),
+        ({"method": "qwen3_5_mtp"}, {"enable_prefix_caching": True}, "with enable_prefix_caching"),
+        ({"method": "qwen3_5_mtp"}, {"language_model_only": True}, "with language_model_only"),
+        ({"method": "qwen3_5_mtp"}, {"quant_policy": 8}, "'qwen3_5_mtp' with quant_policy=8"),
+        ({"method": "qwen3_5_mtp"}, {"adapters": {"a": "hub/a"}}, "with LoRA adapters"),
         ({"method": "ngram", "model": "path"}, {}, "'ngram' with model='path'.*leave model out"),
         ({"method": "ngram", "num_speculative_tokens": -1}, {}, "num_speculative_tokens=-1.*use 1 or more"),
     ],
@@ -104,6 +110,22 @@ TARGETS_AND_DRAFTS = {
         False,
         "'deepseek_mtp' with DeepseekV32ForCausalLM",
     ),
+    "no MTP layers of Qwen3.5": ("Qwen3_5", {}, "qwen3_5_mtp", True, "without mtp_num_hidden_layers"),
+    "two MTP layers": (
+        "Qwen3_5",
+        {"text_config": {"mtp_num_hidden_layers": 2}},
+        "qwen3_5_mtp",
+        True,
+        "'qwen3_5_mtp' with mtp_num_hidden_layers = 2",
+    ),
+    "no Qwen3.5": ("Qwen3Next", {}, "qwen3_5_mtp", False, "'qwen3_5_mtp' with Qwen3NextForCausalLM"),
+    "a quantised target": (
+        "Qwen3_5",
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}},
+        "qwen3_5_mtp",
+        False,
+        "'qwen3_5_mtp' with a quantised checkpoint",
+    ),
     "no DeepSeek": ("Llama", {}, "deepseek_mtp", False, "'deepseek_mtp' with LlamaForCausalLM"),
 }
 
@@ -112,7 +134,8 @@ TARGETS_AND_DRAFTS = {
 def test_targets_and_drafts_are_refused_while_their_configuration_is_read(name):
     family, fields, method, is_draft, words = TARGETS_AND_DRAFTS[name]
     PytorchEngineConfig(device_type="cpu")
-    hf_config = getattr(transformers, f"{family}Config")(architectures=[f"{family}ForCausalLM"], **fields)
+    kind = "ConditionalGeneration" if family == "Qwen3_5" else "CausalLM"
+    hf_config = getattr(transformers, f"{family}Config")(architectures=[f"{family}For{kind}"], **fields)
     with pytest.raises(UnsupportedFeatureError, match=re.escape(words)):
         ModelConfig.from_hf_config(hf_config, device_type="cpu", spec_method=method, is_draft_model=is_draft)
 
@@ -125,6 +148,43 @@ def test_a_draft_is_served_as_one_alone():
     assert config.hf_config.architectures == ["Eagle3LlamaForCausalLM"]
     with pytest.raises(UnsupportedFeatureError, match="it only drafts tokens for speculative decoding"):
         ModelConfig.from_hf_config(config.hf_config, device_type="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cpu_weights": "int8"}, "DLINFER_CPU_WEIGHTS=int8"),
+        ({"cpu_weights": "int4"}, "DLINFER_CPU_WEIGHTS=int4"),
+        ({"engine": "openvino"}, "DLINFER_ENGINE=openvino"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused_beside_drafts_of_qwen3_5(changes, named):
+    config, asked = PytorchEngineConfig(device_type="cpu"), SpeculativeConfig(method="qwen3_5_mtp")
+    caches = ConfigBuilder.build_cache_config(config)
+    words = f"'qwen3_5_mtp' with {named}"
+    with settings.override(**changes), pytest.raises(UnsupportedFeatureError, match=words):
+        ConfigBuilder.build_specdecode_config("path", asked, config, caches, DistConfig())
+
+
+def test_the_mtp_layer_of_qwen3_5_drafts_for_a_target_with_states():
+    """The draft has a cache of one layer and no states, and the target one state more than drafts."""
+    PytorchEngineConfig(device_type="cpu")
+    names, text = ["Qwen3_5ForConditionalGeneration"], {"num_hidden_layers": 4, "mtp_num_hidden_layers": 1}
+    made: dict[str, Any] = {"device_type": "cpu", "spec_method": "qwen3_5_mtp"}
+
+    def config() -> Any:
+        return transformers.Qwen3_5Config(architectures=list(names), text_config=text, dtype="float32")
+
+    target = ModelConfig.from_hf_config(config(), num_spec_tokens=2, **made)
+    (convolution, _), (rule, _) = target.states_shapes
+    assert (convolution[:2], rule[:2]) == ((3, 3), (3, 3))
+    assert convolution[-1] == target.hf_config.text_config.linear_conv_kernel_dim
+    draft = ModelConfig.from_hf_config(config(), is_draft_model=True, **made)
+    assert draft.hf_config.architectures == ["Qwen3_5MTPModel"]
+    assert (draft.num_layers, draft.states_shapes) == (1, [])
+    with pytest.raises(UnsupportedFeatureError, match="Qwen3_5MTPModel"):
+        ModelConfig.from_hf_config(draft.hf_config, device_type="cpu")
 
 
 def test_an_unknown_device_type_names_the_available_ones():

@@ -42,6 +42,10 @@ def test_states_are_kept_as_transformers_computes_them() -> None:
     config = SimpleNamespace(is_gated_delta=True, states_shapes=shapes, dtype=torch.float16)
     gated_delta_model.check(config)
     assert config.states_shapes == [((3, 96, 4), torch.float16), ((3, 4, 24, 16), torch.float32)]
+    shapes = [((3, 96, 6), torch.bfloat16), ((3, 3, 4, 24, 16), torch.bfloat16)]  # with two drafts
+    config.states_shapes = shapes
+    gated_delta_model.check(config)
+    assert [shape for shape, _ in config.states_shapes] == [(3, 3, 96, 4), (3, 3, 4, 24, 16)]
     other = SimpleNamespace(states_shapes=[], dtype=torch.float16)
     gated_delta_model.check(other)
     assert other.states_shapes == []
