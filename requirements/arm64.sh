@@ -81,17 +81,12 @@ emulated() {
 
 pytest() { emulated python3 -m pytest -q -o timeout=3600 "$@"; }
 
-# debian ARCHITECTURE FOLDER PACKAGES: a new Debian in a folder.
-debian() {
-    rm -rf --one-file-system "$2"
-    debootstrap --arch="$1" --foreign --variant=minbase --include="$3" bookworm "$2" http://deb.debian.org/debian
-    chroot "$2" /debootstrap/debootstrap --second-stage
-    umount --quiet "$2"/proc "$2"/sys || true
-}
-
 stage_root() {
-    rm -rf "$folder"/done/*
-    debian arm64 "$root" python3,python3-venv,libpython3.11-dev,g++
+    rm -rf --one-file-system "$root" "$folder"/done/*
+    debootstrap --arch=arm64 --foreign --variant=minbase --include=python3,python3-venv,libpython3.11-dev,g++ \
+        bookworm "$root" http://deb.debian.org/debian
+    chroot "$root" /debootstrap/debootstrap --second-stage
+    umount --quiet "$root"/proc "$root"/sys || true
 }
 
 # On the host: unpacking needs no emulation, which would take twenty times as long.
@@ -166,7 +161,15 @@ stage_bare() {
 # bare ARCHITECTURE MACHINE PACKAGES
 bare() {
     local bare=$folder/bare-$1
-    [[ -x $bare/usr/bin/python3 ]] || debian "$1" "$bare" python3,python3-venv
+    if ! [[ -e $bare/usr/bin/python3 ]]; then
+        rm -rf --one-file-system "$bare"
+        debootstrap --arch="$1" --foreign --variant=minbase --include=python3,python3-venv bookworm "$bare" \
+            http://deb.debian.org/debian
+        # Unpacked packages are enough for Python. Configuring them takes half an hour under emulation.
+        for package in "$bare"/var/cache/apt/archives/*.deb; do
+            dpkg-deb --fsys-tarfile "$package" | tar -xp --keep-directory-symlink -C "$bare"
+        done
+    fi
     mkdir -p "$bare"/{dist,packages}
     # shellcheck disable=SC2016 # the inner shells expand it
     unshare --mount bash -euc '
