@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stages=(root packages install kernels doctor ops graph models wheel)
+stages=(root packages install kernels doctor ops graph models wheel bare)
 folder=.arm64
 root=$folder/root
 python=.venv/bin/python
@@ -130,10 +130,10 @@ stage_ops() {
 
 stage_graph() { pytest tests/graph/test_backend.py tests/graph/test_steady_state.py; }
 
-# LMDeploy in graph mode; the demo compares its tokens with transformers'.
+# LMDeploy in graph mode; the demo compares its tokens with transformers'. The checkpoints are made on the host.
 stage_models() {
     for family in llama qwen3_moe; do
-        emulated TORCH_DEVICE_BACKEND_AUTOLOAD=0 python3 -m examples.tiny_models $family build/$family
+        TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$python" -m examples.tiny_models $family "$folder"/build/$family
         emulated python3 examples/demo.py --model build/$family --tokens 16
     done
 }
@@ -149,6 +149,53 @@ import sys
 from dlinfer.vendor.cpu import native
 print(native.library_name())
 sys.exit(native.why_not())'
+}
+
+# Both wheels, each on a Debian that has no compiler. pip finds the wheel's dependencies among packages that are there.
+stage_bare() {
+    make --silent wheel
+    bare arm64 aarch64 "$site"
+    bare amd64 x86_64 .venv/lib/python3.11/site-packages
+}
+
+# bare ARCHITECTURE MACHINE PACKAGES
+bare() {
+    local bare=$folder/bare-$1
+    if ! [[ -e $bare/usr/bin/python3 ]]; then
+        rm -rf --one-file-system "$bare"
+        debootstrap --arch="$1" --foreign --variant=minbase --include=python3,python3-venv bookworm "$bare" \
+            http://deb.debian.org/debian
+        # Unpacked packages are enough for Python. Configuring them takes half an hour under emulation.
+        for package in "$bare"/var/cache/apt/archives/*.deb; do
+            dpkg-deb --fsys-tarfile "$package" | tar -xp --keep-directory-symlink -C "$bare"
+        done
+    fi
+    mkdir -p "$bare"/{dist,packages}
+    # shellcheck disable=SC2016 # the inner shells expand it
+    unshare --mount bash -euc '
+        mount -t proc proc "$1"/proc
+        [[ $2 == x86_64 ]] || mount --bind "$4"/cpuinfo "$1"/proc/cpuinfo
+        mount --rbind /sys "$1"/sys
+        mount --rbind /dev "$1"/dev
+        mount --bind dist "$1"/dist
+        mount --bind "$3" "$1"/packages
+        shift 4
+        exec chroot "$@"
+    ' - "$bare" "$2" "$3" "$folder" "$bare" /usr/bin/env -i PATH=/venv/bin:/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
+        QEMU_CPU="$cpu" bash -euc '
+        command -v c++ g++ clang++ cc gcc && exit 1
+        rm -rf /venv
+        python3 -m venv --without-pip /venv
+        for path in /packages/*; do
+            [[ $path =~ /dlinfer|pth$ ]] || ln -s "$path" /venv/lib/python3.11/site-packages/
+        done
+        python -m pip install --no-index /dist/dlinfer-*_"$1".whl
+        dlinfer doctor
+        python -c "
+import sys
+from dlinfer.vendor.cpu import native
+print(native.library_name())
+sys.exit(native.why_not())"' - "$2"
 }
 
 # A hash of what a stage depends on.
