@@ -37,7 +37,7 @@ def check_states(rules: Rules, name: str, cache: Tensor, rank: int, past_lengths
     """Raise OpArgumentError unless ``cache`` has the right rank.
 
     name: the cache's name in the op. rank: its rank with one state in each slot. With ``past_lengths`` it has one more
-    dimension, for the states in a slot, of which there must be one at least.
+    dimension, for the states in a slot. Its size must be at least 1.
     """
     rules.rank(name, cache, rank + (past_lengths is not None))
     if past_lengths is not None:
@@ -46,7 +46,7 @@ def check_states(rules: Rules, name: str, cache: Tensor, rank: int, past_lengths
 
 
 def ring(cache: Tensor, past_lengths: Tensor | None) -> Tensor:
-    """Return a view of ``cache`` in which each slot holds K states, [slots, K, ...]. K is 1 without past_lengths."""
+    """Return a view [slots, K, ...] of ``cache``, where K is the number of states in a slot: 1 without past_lengths."""
     return cache.unsqueeze(1) if past_lengths is None else cache
 
 
