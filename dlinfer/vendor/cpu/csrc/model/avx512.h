@@ -27,6 +27,7 @@
 #undef _mm512_setr_ps
 #undef _mm512_shuffle_epi32
 #undef _mm512_shuffle_f64x2
+#undef _mm512_srai_epi32
 #undef _mm512_srli_epi16
 #undef _mm512_srli_epi32
 
