@@ -30,11 +30,7 @@ from dlinfer.vendor.cpu.host.threads import fit_threads
 SOURCES = Path(__file__).with_name("csrc")
 # torch.utils.cpp_extension knows this folder too, but importing it may need setuptools.
 TORCH = Path(torch.__file__).parent
-# torch's stable ABI as of the oldest torch that pyproject.toml admits: a library serves it and all that follow.
-FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w"),
-    "-DTORCH_TARGET_VERSION=0x020c000000000000",
-)
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 COMPILE_TIMEOUT = 900  # seconds: it takes one or two minutes, several times as long on a loaded machine
 LEAST_POOLED = 128 << 10  # bytes, as kLeastPooled in csrc; the C library itself keeps smaller memory
 _SEAL = hashlib.sha256().digest_size
@@ -141,7 +137,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _ready() -> Path | None:
-    """Return the path of the wheel's library for this CPU; None if there is none."""
+    """Return the path of the wheel's library for this CPU and torch; None if there is none."""
     return prebuilt.library(_digest()) if prebuilt.FOLDER.is_dir() else None
 
 

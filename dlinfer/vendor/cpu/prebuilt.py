@@ -1,6 +1,7 @@
 """The C++ kernels in a wheel, compiled for a few levels of instructions.
 
-hatch_build.py builds them with the wheel, for torch's stable ABI. So they serve every torch that pyproject.toml admits.
+hatch_build.py builds them with the wheel, for one version of torch. With another torch the kernels are compiled on the
+user's machine, as in an install from source.
 """
 
 import hashlib
@@ -9,6 +10,8 @@ import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import torch
 
 from dlinfer import settings
 from dlinfer.vendor.cpu import isa
@@ -25,7 +28,7 @@ LEVELS = _LEVELS.get(platform.machine(), ())
 def library(sources: bytes) -> Path | None:
     """Return the wheel's library of the level in DLINFER_CPU_ISA or, if that is not set, the highest that this CPU has.
 
-    None if the wheel has no library of this level. sources: digest of the C++ sources that the library
+    None if the wheel has no library of this level for this torch. sources: digest of the C++ sources that the library
     must be built from. Raises SettingError if this CPU lacks the level in DLINFER_CPU_ISA."""
     isa.flags()  # raises for a level that this CPU lacks
     chosen = settings.current().cpu_isa
@@ -36,7 +39,8 @@ def library(sources: bytes) -> Path | None:
 
 
 def name(level: str, sources: bytes) -> str:
-    digest = hashlib.sha256("\0".join([level, *isa.flags_of(level)]).encode() + sources)
+    series = ".".join(torch.__version__.split(".")[:2])
+    digest = hashlib.sha256("\0".join([series, level, *isa.flags_of(level)]).encode() + sources)
     return f"dlinfer_cpu-{level}-{digest.hexdigest()[:16]}.so"
 
 
