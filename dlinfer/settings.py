@@ -141,7 +141,7 @@ class Settings:
         _choice(*CPU_WEIGHTS),
         "how LMDeploy's device cpu packs floating-point weights while they load. int8 and int4 pack as dlinfer "
         "quantise does for w8a8 and awq-int4. bf12 packs bfloat16 weights in 12 bits and changes no number. auto "
-        "measures for less than a second whether this CPU is faster with bf12, for 1 to max_batch_size rows, and packs "
+        "measures for up to two seconds whether this CPU is faster with bf12, for 1 to max_batch_size rows, and packs "
         "if it is. kept leaves weights as they are stored. A quantised checkpoint is never packed again",
     )
     cpu_head: str = _setting(

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlinfer.cli.doctor import Report
+from dlinfer.vendor.cpu.bf12 import speed
 
 _COLOURS = {
     "PASS": "green",
@@ -36,7 +37,7 @@ def _machine(report: Report, console: Console) -> None:
     table.add_row("transformers", versions.transformers or "not installed")
     table.add_row("cpu", f"{cpu.capability}; {cpu.usable}; torch uses {cpu.threads} threads")
     if cpu.bf12_speedup:
-        measured = ", ".join(f"{times:.2f} with {rows}" for rows, times in cpu.bf12_speedup.items())
+        measured = speed.shown(cpu.bf12_speedup)
         table.add_row("weights", f"in 12 bits (bf12), times as fast as in bfloat16, by rows: {measured}")
     for label, bound in zip(["memory", *[""] * len(report.memory)], report.memory, strict=False):
         room, limit = _gib(bound.available_bytes), _gib(bound.limit_bytes)

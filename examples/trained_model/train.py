@@ -137,8 +137,9 @@ def learn_docstrings(out: Path, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.trained_model", description=__doc__)
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, which must not exist")
-    parser.add_argument("--steps", type=int, default=STEPS, help="batches (default %(default)s)")
-    parser.add_argument("--zen", action="store_true", help="learn the Zen of Python by heart, in seconds")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--steps", type=int, default=STEPS, help="batches (default %(default)s)")
+    choice.add_argument("--zen", action="store_true", help="learn the Zen of Python by heart, in seconds")
     args = parser.parse_args()
     if args.out.exists():
         parser.exit(2, f"error: {args.out} exists; remove it, or choose another folder\n")

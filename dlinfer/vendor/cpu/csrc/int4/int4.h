@@ -12,6 +12,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "common/lanes.h"
 
@@ -30,6 +32,15 @@ constexpr int kSums = 12;  // of 16
 constexpr int kMostRows = kSums / 2;
 
 constexpr int tile_nibbles(int rows) { return 8 * rows <= kSums ? 8 : 4 * rows <= kSums ? 4 : 2; }
+
+// Calls run(kFirst) with `first`, a multiple of kTileNibbles, as a constant.
+template <int kTileNibbles, class Run>
+inline void with_first(int first, const Run& run) {
+  const auto at = [&](auto turn) { run(std::integral_constant<int, turn() * kTileNibbles>()); };
+  [&]<int... kTurn>(std::integer_sequence<int, kTurn...>) {
+    (void)((first == kTurn * kTileNibbles && (at(std::integral_constant<int, kTurn>()), true)) || ...);
+  }(std::make_integer_sequence<int, kNibbles / kTileNibbles>());
+}
 
 // The meaning of four bits: q - 8, or a float of one sign, two bits of exponent and one of mantissa (E2M1).
 enum class Numbers { kWhole, kE2M1 };
@@ -51,14 +62,16 @@ struct Strip {
   int64_t depth;  // rows
 };
 
-// The prefetching meanwhile: lines in runs. A tile fetches a line for each row of its strip; all tiles of a block together
-// do so once. After the last run the same line is fetched again and again.
+// The lines to prefetch meanwhile, in runs. A tile of the first rows of x fetches a line for each row of its strip; all of
+// those tiles together do so once. After the last run the same line is fetched again.
 struct Next {
   static constexpr int64_t kAgain = int64_t(1) << 60;
 
   const uint32_t* line;
   int64_t step, jump;              // words from a line to the next of its run; from a run's end to the next run
   int64_t run, left_of_run, runs;  // lines; runs behind this one
+
+  static Next nothing(const uint32_t* line) { return {line, 0, 0, 0, kAgain, 0}; }
 
   void fetch() {
     __builtin_prefetch(line, 0, 2);  // not the first level
@@ -71,11 +84,7 @@ struct Next {
   void end_run() {
     line += jump;
     left_of_run = run;
-    if (!runs--) {
-      line -= jump + step;
-      step = 0;
-      left_of_run = kAgain;
-    }
+    if (!runs--) *this = nothing(line - jump - step);
   }
 };
 

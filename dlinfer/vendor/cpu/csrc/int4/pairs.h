@@ -52,17 +52,7 @@ struct PairTiles {
   // the other half of x is zero.
   template <Numbers kNumbers, int kRows, int kTileNibbles>
   static void run(const Strip& strip, const uint32_t* x, int first, Next& next, const Finish& to) {
-    if constexpr (kTileNibbles == 8) {
-      run_from<kNumbers, kRows, kTileNibbles, 0>(strip, x, next, to);
-    } else if constexpr (kTileNibbles == 4) {
-      (first ? run_from<kNumbers, kRows, kTileNibbles, 4> : run_from<kNumbers, kRows, kTileNibbles, 0>)(strip, x, next,
-                                                                                                      to);
-    } else {
-      constexpr decltype(&run_from<kNumbers, kRows, 2, 0>) kRuns[] = {
-          run_from<kNumbers, kRows, 2, 0>, run_from<kNumbers, kRows, 2, 2>, run_from<kNumbers, kRows, 2, 4>,
-          run_from<kNumbers, kRows, 2, 6>};
-      kRuns[first / 2](strip, x, next, to);
-    }
+    with_first<kTileNibbles>(first, [&](auto at) { run_from<kNumbers, kRows, kTileNibbles, at()>(strip, x, next, to); });
   }
 
   template <Numbers kNumbers, int kRows, int kTileNibbles, int kFirst>

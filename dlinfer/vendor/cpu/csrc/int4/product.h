@@ -145,14 +145,19 @@ class Product {
     Ahead(const Layer& layer, int64_t strips, Piece piece) : layer_(layer), strips_(strips) { enter(piece); }
     void enter(Piece piece) {
       piece_ = piece;
-      strip_ = 0;
-      if (piece.begin < piece.end) begin_strip();
+      const bool is_empty = piece.begin >= piece.end || !strips_;
+      strip_ = is_empty ? strips_ : 0;
+      if (is_empty) {
+        next = Next::nothing(layer_.words);
+      } else {
+        begin_strip();
+      }
     }
     bool is_in(Piece piece) const { return piece.begin == piece_.begin; }
     bool at_end() const { return !next.left() && strip_ + 1 >= strips_; }
     Piece piece() const { return piece_; }
     const Span& span() const { return span_; }
-    // Fetches lines until there are `lines` between what is fetched and what is read, or the piece ends.
+    // Fetches until `lines` fetched lines are not yet read, or until the piece ends.
     void fetch(int64_t lines) {
       while (ahead_ < lines && !at_end()) {
         if (!next.left()) {
@@ -164,10 +169,10 @@ class Product {
         ahead_ += some;
       }
     }
-    // A strip of a block was read, and lines were fetched meanwhile: `before` were left.
+    // Counts the lines of a block's strip, which was read. Tiles fetched meanwhile; before that, `before` lines were left.
     void read(int64_t lines, int64_t before) { ahead_ += before - next.left() - lines; }
 
-    Next next{nullptr, 0, 0, 0, Next::kAgain, 0};
+    Next next;
 
    private:
     void begin_strip() {
@@ -180,7 +185,7 @@ class Product {
       } else {
         next.step = layer_.stride, next.jump = kLanes - depth * layer_.stride, next.run = depth, next.runs = blocks;
       }
-      next.left_of_run = next.run && next.runs ? next.run : Next::kAgain;
+      next.left_of_run = next.run;
       --next.runs;
     }
 
@@ -199,8 +204,8 @@ class Product {
     if (layer_.zeros) __builtin_prefetch(layer_.zeros + span.group * layer_.zeros_stride + block * kLanes);
   }
 
-  // How many lines are between what is fetched and what is read: a strip of the piece and a block. A thread begins with
-  // a few blocks of narrow rows.
+  // The number of fetched lines that are not yet read: those of a strip of the piece and of one more block. Where rows are
+  // narrow, a thread begins with fewer.
   int64_t distance(Piece piece, int64_t read) const {
     const int64_t depth = span_of(layer_, 0).depth;
     const int64_t enough = std::max(kRowsAhead, (piece.end - piece.begin + 1) * depth);
@@ -225,6 +230,7 @@ class Product {
   void slice(Piece piece, Pieces& pieces, Ahead& ahead, Floats* sums) const {
     const int64_t blocks = piece.end - piece.begin, row_of_sums = blocks * kNibbles;
     int64_t read = 0;
+    Next nothing = Next::nothing(layer_.words);
     std::fill_n(sums, x_.count * row_of_sums, Floats{});
     for (int64_t strip = 0; strip < x_.strips; ++strip) {
       const Span span = span_of(layer_, strip);
@@ -239,7 +245,7 @@ class Product {
         for (int64_t row = 0; row < x_.count; row += x_.rows) {
           Floats* const kept = sums + row * row_of_sums + (block - piece.begin) * kNibbles;
           const Finish to{scales, less, x_.sums(row, strip), x_.strips, kept, row_of_sums, x_.scales(row, strip)};
-          kTiles[x_.rows_at(row) - 1].run(weight, x_.at(row, span.begin), ahead.next, to);
+          kTiles[x_.rows_at(row) - 1].run(weight, x_.at(row, span.begin), row ? nothing : ahead.next, to);
         }
         ahead.read(weight.depth, before);
         read += weight.depth;

@@ -32,15 +32,7 @@ struct RoundedTiles {
   template <Numbers kNumbers, int kRows, int kTileNibbles>
   static void run(const Strip& strip, const uint32_t* x, int first, Next& next, const Finish& to) {
     static_assert(kNumbers == Numbers::kWhole);
-    if constexpr (kTileNibbles == 8) {
-      run_from<kRows, 8, 0>(strip, x, next, to);
-    } else if constexpr (kTileNibbles == 4) {
-      (first ? run_from<kRows, 4, 4> : run_from<kRows, 4, 0>)(strip, x, next, to);
-    } else {
-      constexpr decltype(&run_from<kRows, 2, 0>) kRuns[] = {run_from<kRows, 2, 0>, run_from<kRows, 2, 2>,
-                                                           run_from<kRows, 2, 4>, run_from<kRows, 2, 6>};
-      kRuns[first / 2](strip, x, next, to);
-    }
+    with_first<kTileNibbles>(first, [&](auto at) { run_from<kRows, kTileNibbles, at()>(strip, x, next, to); });
   }
 
   // Two nibbles of a strip, one register after the other.
