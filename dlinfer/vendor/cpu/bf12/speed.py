@@ -29,7 +29,8 @@ _WORTHWHILE = 1.05
 def speedups(most_rows: int) -> dict[int, float]:
     """Measure for up to two seconds. Return a dict: number of rows -> how many times faster BF12 is.
 
-    It took 0.5 s with AMX and 1.9 s with AVX2, on two cores. The dict is empty without the C++ kernels. most_rows: the largest number of rows, at least 1.
+    It took 0.5 s with AMX and 1.9 s with AVX2, on two cores. The dict is empty without the C++ kernels. most_rows: the
+    largest number of rows, at least 1.
     """
     if native.why_not():
         return {}
