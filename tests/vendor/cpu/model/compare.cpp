@@ -70,6 +70,7 @@ const Case kCases[] = {
     CASE(srl_epi16, _mm512_srl_epi16(x.i(0), _mm_cvtsi32_si128(x.get<uint8_t>(1) % 20))),
     CASE(srli_epi16, _mm512_srli_epi16(x.i(0), 4)),
     CASE(srli_epi32, _mm512_srli_epi32(x.i(0), 12)),
+    CASE(srai_epi32, _mm512_srai_epi32(x.i(0), 28)),
     CASE(srlv_epi32, _mm512_srlv_epi32(x.i(0), _mm512_and_si512(x.i(1), _mm512_set1_epi32(63)))),
     CASE(reduce_add_epi32, _mm512_reduce_add_epi32(x.i(0))),
     CASE(reduce_max_epu32, _mm512_reduce_max_epu32(x.i(0))),
