@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -223,7 +222,7 @@ class Team {
   void hire(int64_t helpers) {
     if (hired_.load(std::memory_order_relaxed) >= helpers) return;
     stay_loaded();
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(hiring_);
     cpus_.store(cpus(), std::memory_order_relaxed);
     const NoSignals meanwhile;
     try {
@@ -233,9 +232,8 @@ class Team {
   }
 
   void wake(int64_t helpers) {
-    const std::lock_guard lock(mutex_);
-    ++calls_;
-    for (; helpers > 0; --helpers) called_.notify_one();
+    calls_.fetch_add(1);
+    for (; helpers > 0; --helpers) calls_.notify_one();
   }
 
   // A helper's life, which ends with the process.
@@ -246,11 +244,10 @@ class Team {
 #endif
     for (;;) {
       if (help() || look_around()) continue;
-      std::unique_lock lock(mutex_);
-      const uint64_t calls = calls_;
+      const uint32_t calls = calls_.load();
       ++asleep_;
       // A thread that opens a job from here on sees a sleeper and notifies it. A job opened before is seen now.
-      if (!any_work()) called_.wait(lock, [&] { return calls_ != calls; });
+      if (!any_work()) calls_.wait(calls);
       --asleep_;
     }
   }
@@ -307,9 +304,8 @@ class Team {
   std::array<SharedWork, kMostShared> shared_;
   ComingWork coming_;
   std::atomic<int64_t> hired_{0}, asleep_{0};
-  std::mutex mutex_;
-  std::condition_variable called_;
-  uint64_t calls_ = 0;
+  std::mutex hiring_;
+  std::atomic<uint32_t> calls_{0};  // sleepers wait on it. A condition variable needs libstdc++ 12, which RHEL 9 lacks
   std::atomic<int64_t> cpus_{1};
 };
 
