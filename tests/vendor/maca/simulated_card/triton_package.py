@@ -16,8 +16,8 @@ _STAMP = "made"
 
 
 def folder() -> Path:
-    """Where it lies, or will."""
-    return settings.cache_folder() / "toolchains" / f"triton-{VERSION}"
+    """Where it lies, or will. Its libraries are for one CPython."""
+    return settings.cache_folder() / "toolchains" / f"triton-{VERSION}-{sys.implementation.cache_tag}"
 
 
 def missing() -> str:
