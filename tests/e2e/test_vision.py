@@ -31,7 +31,7 @@ LONG: dict[str, dict[str, dict[str, Any]]] = {
     for family, chunk in {"cogvlm": 1236, "llava_next": 340}.items()
 }
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
-SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "glm4v")
+SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "glm4v", "kimi_k25")
 # Their states are kept at the ends of prompts, and of chunks, whose sizes depend on the time that steps take.
 CONTINUES_IMAGES = ("qwen3_5", "qwen3_5_moe", "interns2_preview")
 # transformers has their image processor for torchvision alone.

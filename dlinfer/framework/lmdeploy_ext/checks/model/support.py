@@ -37,8 +37,8 @@ NOT_SERVED_VISION = {
     "InternS1_1_ForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
     "InternS2MobiusForCausalLM": f"its experts lie in several blocks, and {_NO_ORACLE}",
     "InternS2MobiusForConditionalGeneration": f"its experts lie in several blocks, and {_NO_ORACLE}",
-    "KimiK25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
-    "Kimi_K25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
+    "Kimi_K25ForConditionalGeneration": "LMDeploy reads the checkpoint as it was published, not as transformers 5 saves "
+    "it, with other fields and names of weights",
     "MiniCPMV": _OWN_CODE,
     "Phi3VForCausalLM": _OWN_CODE,
 }
@@ -63,6 +63,7 @@ SERVED_VISION = {
     "LlavaForConditionalGeneration": "text_config",
     "LlavaNextForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
+    "KimiK25ForConditionalGeneration": "text_config",
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
@@ -75,6 +76,7 @@ _COMPARED_PACKED = {
     "Gemma3ForConditionalGeneration": (),
     "Llama4ForConditionalGeneration": (),
     "LlavaNextForConditionalGeneration": (),
+    "KimiK25ForConditionalGeneration": (),
     "Qwen3OmniMoeForConditionalGeneration": (),
     "InternS1ForConditionalGeneration": (),
     "InternS2PreviewForConditionalGeneration": (),
