@@ -72,9 +72,7 @@ def features(
     return projector.proj(x.view(-1, projector.hidden_size))
 
 
-def _attention(
-    block: Any, x: Tensor, tables: tuple[Tensor, Tensor], ends: Tensor, lengths: Tensor
-) -> Tensor:
+def _attention(block: Any, x: Tensor, tables: tuple[Tensor, Tensor], ends: Tensor, lengths: Tensor) -> Tensor:
     heads, size = block.num_heads, block.hidden_size_per_attention_head
     q, k, v = block.wqkv(x).view(-1, 3, heads, size).unbind(1)
     out = ops.prefill_attention(

@@ -37,8 +37,8 @@ NOT_SERVED_VISION = {
     "InternS1_1_ForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
     "InternS2MobiusForCausalLM": f"its experts lie in several blocks, and {_NO_ORACLE}",
     "InternS2MobiusForConditionalGeneration": f"its experts lie in several blocks, and {_NO_ORACLE}",
-    "Kimi_K25ForConditionalGeneration": "LMDeploy reads the checkpoint as it was published, not as transformers 5 saves "
-    "it, with other fields and names of weights",
+    "Kimi_K25ForConditionalGeneration": "it was saved by transformers 5, with other fields and names of weights than "
+    "the published checkpoint, which LMDeploy reads",
     "MiniCPMV": _OWN_CODE,
     "Phi3VForCausalLM": _OWN_CODE,
 }
