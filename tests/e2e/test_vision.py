@@ -3,6 +3,7 @@
 Pixels are compared exactly: both sides run transformers' processor on pillow and numpy.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,11 @@ def chats_of(family: str) -> list[Chat]:
     return [one_image(chat) for chat in CHATS] if family in VISION_ELSEWHERE else CHATS
 
 
-def ask(lab: Lab, family: str, mode: str, config: str) -> tuple[EngineRun, dict[str, np.ndarray]]:
-    """LMDeploy's answers, and transformers'."""
-    model = lab.model(family)
+def ask(
+    lab: Lab, family: str, mode: str, config: str, model: Path | None = None
+) -> tuple[EngineRun, dict[str, np.ndarray]]:
+    """LMDeploy's answers, and transformers'. model: in place of the family's own."""
+    model = model or lab.model(family)
     chats = chats_of(family)
     hf = lab.reference(model, chats=chats, max_new_tokens=NEW)
     asked = [as_openai(chat) for chat in chats]
