@@ -99,11 +99,11 @@ def answer(
     return found
 
 
-def run(model_folder: Path, job: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Answer a job (see the module's docstring)."""
+def run(model_folder: Path, job: dict[str, Any], processor: Any = None) -> dict[str, np.ndarray]:
+    """Answer a job (see the module's docstring). processor: in place of the checkpoint's own."""
     model = AutoModelForMultimodalLM.from_pretrained(model_folder, dtype=job.get("dtype", "auto")).eval()
     model = getattr(model, "thinker", model)  # Qwen3-Omni's part that writes text
-    processor = load_processor(model_folder)
+    processor = processor or load_processor(model_folder)
     ends = end_tokens(model, processor.tokenizer)
     arrays = {"dtype": np.array(str(model.dtype).removeprefix("torch."))}
     for i, chat in enumerate(job["chats"]):

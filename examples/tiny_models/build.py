@@ -126,6 +126,9 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         elif (names := VISION[family].remote) is not None:
             vision.save(VISION[family], model, folder / REFERENCE)
             remote.save(folder, folder / REFERENCE, *names)
+        elif (publish := VISION[family].published) is not None:
+            vision.save(VISION[family], model, folder / REFERENCE)
+            publish(folder, folder / REFERENCE)
         else:
             vision.save(VISION[family], model, folder)
         return

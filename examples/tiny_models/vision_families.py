@@ -4,10 +4,13 @@ Patches are of 4 x 4 pixels and 2 x 2 of them become a token, so that images of 
 tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from .families import BOS, COMMON, EOS, MOE, POSITIONAL, VOCAB_SIZE
+from . import kimi_k25
+from .families import BOS, COMMON, EOS, FURTHER, MOE, ORIGINAL_LENGTH, POSITIONAL, VOCAB_SIZE
 
 # Tokens of the vocabulary, and then those that stand for images; the model has room for more than there are.
 ROOM = VOCAB_SIZE + 24
@@ -24,7 +27,8 @@ class VisionFamily:
     of a weight's name as transformers 5 writes it, as the family's checkpoints have it). joined: whether those have
     one tensor of all experts, for which transformers 5 writes one for each. chat: the language model's
     class where the checkpoint is an InternVLChatModel, for which this model is the oracle. remote: (class, model type)
-    of a checkpoint with the same weights, for which this model is the oracle.
+    of a checkpoint with the same weights, for which this model is the oracle. published: a function that writes such a
+    checkpoint to its first folder, from this model's in its second.
     """
 
     hf_name: str
@@ -37,6 +41,7 @@ class VisionFamily:
     joined: bool = False
     chat: str | None = None
     remote: tuple[str, str] | None = None
+    published: Callable[[Path, Path], None] | None = None
 
 
 _MEAN_AND_STD = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -455,8 +460,48 @@ VISION["llama4"] = VisionFamily(
     },
 )
 
+_KIMI_TEXT = _TEXT | FURTHER["deepseek_v3"].overrides
+_KIMI_TEXT |= {
+    "model_type": "deepseek_v3",
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": ORIGINAL_LENGTH,
+    },
+}
+VISION["kimi_k25"] = VisionFamily(
+    "Kimi_K25",
+    "a table of positions resampled for each image, rotary on two axes; DeepSeek-V3's layers; remote-code config",
+    {
+        "image_token_id": VOCAB_SIZE + kimi_k25.TOKENS.index(kimi_k25.PAD),
+        "video_token_id": VOCAB_SIZE + len(kimi_k25.TOKENS) - 1,
+        "projection_hidden_size": 32,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "text_config": _KIMI_TEXT,
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "patch_size": kimi_k25.PATCH,
+            "pos_emb_height": 6,
+            "pos_emb_width": 6,
+            "initializer_range": 0.2,
+        },
+    },
+    kimi_k25.TOKENS,
+    kimi_k25.IMAGE,
+    published=kimi_k25.save,
+)
+
 # Families whose language model no other class of LMDeploy's has. They are also asked as text models are.
-ALSO_TEXT = {name: VISION[name] for name in ("qwen3_5", "qwen3_5_moe", "llama4")}
+ALSO_TEXT = {name: VISION[name] for name in ("qwen3_5", "qwen3_5_moe", "llama4", "kimi_k25")}
 
 _GLM_NAMES = ("image_start", "image_end", "image", "video_start", "video_end", "video")
 VISION["glm4v"] = VisionFamily(

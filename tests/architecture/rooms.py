@@ -65,7 +65,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers",
-    "dlinfer.framework.lmdeploy_ext.vision": "errors framework framework.lmdeploy_ext.errors "
+    "dlinfer.framework.lmdeploy_ext.vision": "errors ops framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",
     "dlinfer.framework.lmdeploy_ext.running": "errors utils settings vendor ops graph.cache framework "
     "graph.torch_private graph.report graph.options graph.engine graph.bound_call framework.lmdeploy_ext.errors "

@@ -17,7 +17,9 @@ from tests.e2e.processes import Processes
 from tests.workers import ROOT
 
 REFERENCE_SCRIPT = ROOT / "examples" / "hf_reference.py"
-VISION_SCRIPTS = [ROOT / "examples" / f"{name}_reference.py" for name in ("hf_vision", "cogvlm", "glm4v")]
+VISION_SCRIPTS = [
+    ROOT / "examples" / f"{name}_reference.py" for name in ("hf_vision", "cogvlm", "glm4v", "kimi_k25")
+]
 
 PROMPT_LENGTHS = (1, 2, 9, 80)
 NEW_TOKENS = 40

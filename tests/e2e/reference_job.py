@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from examples import cogvlm_reference, glm4v_reference, hf_reference, hf_vision_reference
+from examples import cogvlm_reference, glm4v_reference, hf_reference, hf_vision_reference, kimi_k25_reference
 from tests.jobs import answer_jobs
 
 
 def _oracle(model: Path, asked: dict[str, Any]) -> Any:
-    if "CogVLMForCausalLM" in (model / "config.json").read_text():
+    config = (model / "config.json").read_text()
+    if "CogVLMForCausalLM" in config:
         return cogvlm_reference
+    if "Kimi_K25ForConditionalGeneration" in config and "chats" in asked:
+        return kimi_k25_reference
     around = model.parent / "config.json"
     if "chats" in asked and around.is_file() and "ChatGLMForConditionalGeneration" in around.read_text():
         return glm4v_reference

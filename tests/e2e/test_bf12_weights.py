@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from examples.tiny_models import tokenizer, vision
-from examples.tiny_models.build import randomise_vectors
+from examples.tiny_models.build import REFERENCE, randomise_vectors
 from examples.tiny_models.families import COMMON, STOP_IDS
 from examples.tiny_models.vision_families import VISION
 from tests.e2e import quantised_model, test_adapters
@@ -57,7 +57,7 @@ REST = [
     Case("qwen3_5", eager=False, is_tied=True, packed=22),
     Case("qwen3_5", eager=True, is_tied=True, head="int8", packed=21),
     Case("qwen3_5_moe", eager=True, packed=30),
-    *(Case(family, eager=True, packed=None) for family in ("gemma3_vl", "llava", "llama4")),
+    *(Case(family, eager=True, packed=None) for family in ("gemma3_vl", "llava", "llama4", "kimi_k25")),
     *(Case(family, eager=True, packed=None) for family in ("qwen3_omni", "interns1", "interns2_preview")),
     *(Case(family, eager=False, packed=None) for family in ("gemma3_vl", "llama4", "qwen3_omni")),
     Case("llama", eager=False, head="kept", packed=8),
@@ -88,6 +88,8 @@ def make_vision(family: str, folder: Path, is_tied: bool) -> None:
     text = outer["text_config"] | quantised_model.SIZES
     if "linear_key_head_dim" in text:
         text |= {"linear_key_head_dim": 32}
+    if "kv_lora_rank" in text:  # whose heads have sizes of their own
+        del text["head_dim"]
     if "num_experts" in text:
         text |= quantised_model.EXPERTS
     if "shared_expert_intermediate_size" in text:
@@ -104,7 +106,12 @@ def make_vision(family: str, folder: Path, is_tied: bool) -> None:
     spec = dataclasses.replace(VISION[family], config=config)
     model = vision.make(spec)
     randomise_vectors(model)
-    vision.save(spec, model.bfloat16().eval(), folder)
+    if spec.published is None:
+        vision.save(spec, model.bfloat16().eval(), folder)
+    else:
+        vision.save(spec, model.bfloat16().eval(), folder / REFERENCE)
+        folder.mkdir(exist_ok=True)
+        spec.published(folder, folder / REFERENCE)
 
 
 def model_of(folder: Path, case: Case) -> Path:

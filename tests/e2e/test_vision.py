@@ -3,6 +3,7 @@
 Pixels are compared exactly: both sides run transformers' processor on pillow and numpy.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ LONG: dict[str, dict[str, dict[str, Any]]] = {
     for family, chunk in {"cogvlm": 1236, "llava_next": 340}.items()
 }
 # LMDeploy caches prefixes of images where transformers' processor expands the text; of others it says so, and does not.
-SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "glm4v")
+SHARES_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "glm4v", "kimi_k25")
 # Their states are kept at the ends of prompts, and of chunks, whose sizes depend on the time that steps take.
 CONTINUES_IMAGES = ("qwen3_5", "qwen3_5_moe", "interns2_preview")
 # transformers has their image processor for torchvision alone.
@@ -43,9 +44,11 @@ def chats_of(family: str) -> list[Chat]:
     return [one_image(chat) for chat in CHATS] if family in VISION_ELSEWHERE else CHATS
 
 
-def ask(lab: Lab, family: str, mode: str, config: str) -> tuple[EngineRun, dict[str, np.ndarray]]:
-    """LMDeploy's answers, and transformers'."""
-    model = lab.model(family)
+def ask(
+    lab: Lab, family: str, mode: str, config: str, model: Path | None = None
+) -> tuple[EngineRun, dict[str, np.ndarray]]:
+    """LMDeploy's answers, and transformers'. model: in place of the family's own."""
+    model = model or lab.model(family)
     chats = chats_of(family)
     hf = lab.reference(model, chats=chats, max_new_tokens=NEW)
     asked = [as_openai(chat) for chat in chats]

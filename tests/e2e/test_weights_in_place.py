@@ -30,7 +30,7 @@ TEXT = (
 )
 IMAGES = (
     *"gemma3_vl llava llava_next llama4 qwen3_omni interns1 interns2_preview qwen3_vl qwen3_vl_moe".split(),
-    *"qwen2_vl qwen2_5_vl internvl internvl_chat glm4v".split(),
+    *"qwen2_vl qwen2_5_vl internvl internvl_chat glm4v kimi_k25".split(),
 )
 INT8_ALONE = ("qwen2_moe", "qwen3_moe", "qwen3_5_moe")
 

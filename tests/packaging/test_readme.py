@@ -50,6 +50,7 @@ CALLED = {
     "Llama4": "Llama 4",
     "Qwen3_5": "Qwen3.5",
     "Qwen3_5Moe": "Qwen3.5-MoE",
+    "Kimi_K25": "Kimi-K2.5",
 }
 REFUSED = {
     "attention to compressed caches": "DeepseekV4ForCausalLM",

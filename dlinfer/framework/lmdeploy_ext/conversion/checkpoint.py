@@ -21,6 +21,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SERVED = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 """LMDeploy's model classes that we serve with 4-bit experts, because we have compared the tokens that they generate."""
 
+AS_STORED = "KimiK25ForConditionalGeneration"
+"""LMDeploy's class that reads packed experts of compressed-tensors as its published checkpoints store them."""
+
 INTERMEDIATE = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 """Keys of config.json that may hold the in_features of down projections, in dense layers or in experts."""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import (
+    AS_STORED,
     CONVERTED_FROM,
     FLOATS,
     Checkpoint,
@@ -27,7 +28,11 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     for a checkpoint that cannot be converted.
     """
     method = config.get("quant_method")
-    if method not in _CONVERTED or CONVERTED_FROM in config:
+    if (
+        method not in _CONVERTED
+        or CONVERTED_FROM in config
+        or AS_STORED in (model.get("architectures") or ())
+    ):
         return None
     if method == "mxfp4":
         return _mxfp4(config, model)

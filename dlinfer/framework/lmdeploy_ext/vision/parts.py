@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dlinfer.framework.lmdeploy_ext.faults.models import cogvlm, glm_4v
-from dlinfer.framework.lmdeploy_ext.vision import towers
+from dlinfer.framework.lmdeploy_ext.vision import moonvit, towers
 
 Arguments = dict[str, Any]
 Sizes = dict[str, tuple[str | None, ...]]
@@ -177,6 +177,11 @@ _VISUAL = ("visual", "forward")
 _ROWS = ("hidden_states", "rotary_pos_emb")
 _PATCHES: Sizes = {"cu_seqlens": ("images",), **dict.fromkeys(_ROWS, ("patches", None))}
 _PLACED = _PATCHES | {"pos_embeds": ("patches", None)}
+_PIXELS: Sizes = {
+    "cu_seqlens": ("images",),
+    "pixel_values": ("patches", None, None, None),
+    **dict.fromkeys(("pos_embeds", "rotary_pos_emb"), ("patches", None)),
+}
 _TOKENS: Sizes = {"cu_seqlens": ("images",), **dict.fromkeys(_ROWS, ("tokens", None, None))}
 _TOKENS |= {"window_index": ("tokens",), "cu_window_seqlens": ("windows",)}
 _TILES: Sizes = {"pixel_values": ("tiles", None, None, None)}
@@ -223,6 +228,15 @@ PARTS: dict[str, Parts] = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Glm4vForConditionalGeneration": Parts(
         "language_model", _VISUAL, _PLACED, _glm4v, towers.positioned, towers.with_positions
+    ),
+    "KimiK25ForConditionalGeneration": Parts(
+        "language_model",
+        ("", "get_image_features"),
+        _PIXELS,
+        moonvit.example,
+        tower=moonvit.features,
+        arrange=moonvit.in_squares,
+        restore=lambda features: [features],
     ),
     cogvlm.ARCHITECTURE: Parts(
         "model", _COGVLM, _IMAGES, _square, arrange_speech=cogvlm.with_images, speech_sizes=_EXPERTS

@@ -41,6 +41,17 @@ INT4 = {
     "symmetric": True,
     "dynamic": False,
 }
+KIMI_K25 = compressed(
+    "pack-quantized",
+    INT4,
+    ignore=[
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    ],
+)
+"""As Kimi-K2.5's published checkpoints have it: the experts alone are packed."""
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}
 INT8_INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}

@@ -15,7 +15,7 @@ from examples.tiny_models.build import BUILT, ELSEWHERE, build
 from examples.tiny_models.vision_families import VISION_ELSEWHERE
 
 INTERNVL = [family for family in BUILT if family.startswith("internvl_chat")]
-NESTED = [*INTERNVL, "interns1", "interns2_preview", *VISION_ELSEWHERE]
+NESTED = [*INTERNVL, "interns1", "interns2_preview", "kimi_k25", *VISION_ELSEWHERE]
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,24 @@ from dlinfer.errors import ModelFolderError
 from dlinfer.framework.lmdeploy_ext.conversion import model_files
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
 
+_READ_FROM_CODE = ("kimi_k25",)
+"""Model types whose published checkpoints are read by their own code, though transformers has classes too.
+
+transformers' configuration of Kimi-K2.5 lacks the sizes of the vision part that LMDeploy reads, and its processor takes
+other arguments and returns other names.
+"""
+
 
 def code_of(config: dict[str, Any]) -> str | None:
-    """Return the file that defines the configuration's class; None if transformers itself has the class.
+    """Return the file that defines the configuration's class; None if LMDeploy reads it with a class of transformers.
 
     If the file is in another repository on the hub, the result begins with the repository's name and ``--``.
     """
     from transformers import CONFIG_MAPPING
 
     named = (config.get("auto_map") or {}).get("AutoConfig")
-    if not isinstance(named, str) or config.get("model_type") in CONFIG_MAPPING:
+    kind = config.get("model_type")
+    if not isinstance(named, str) or (kind in CONFIG_MAPPING and kind not in _READ_FROM_CODE):
         return None
     return named.rpartition(".")[0] + ".py"
 

@@ -5,6 +5,7 @@ and the layout "gemm" for every AWQ model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import CONVERTED_FROM, EXPERTS, SERVED, linear_sizes
@@ -139,6 +140,35 @@ def _check_awq(names: Sequence[str], config: Mapping[str, Any], model: Mapping[s
 
 def _check_experts_alone(names: Sequence[str], config: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     _require_class(names, EXPERTS_ALONE, f"{config.get(CONVERTED_FROM)} with only the experts quantised")
+
+
+_IN_FLOATS = (
+    *(f"self_attn.{name}" for name in "q_proj q_a_proj q_b_proj kv_a_proj_with_mqa o_proj".split()),
+    "self_attn.fused_qkv_a_proj_with_mqa",
+    *(f"mlp.{part}{name}" for part in ("", "shared_experts.") for name in ("gate_up_proj", "down_proj")),
+)
+"""LMDeploy's linear layers of Kimi-K2.5, all but the experts."""
+
+
+def check_stored_experts(stored: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise UnsupportedFeatureError unless LMDeploy reads Kimi-K2.5's packed experts as they are stored.
+
+    stored: the ``quantization_config``. model: the configuration of the language model.
+    """
+    from lmdeploy.pytorch.config import QuantizationConfig
+
+    try:
+        rules = QuantizationConfig.from_config(SimpleNamespace(quantization_config=stored))
+    except ValueError as error:
+        _require(False, str(error))
+        raise
+    for layer in range(model.get("num_hidden_layers") or 1):
+        place = f"language_model.model.layers.{layer}."
+        packed = [name for name in _IN_FLOATS if rules.get_quant_method(place + name)]
+        shown = "".join(packed[:1])
+        _require(not packed, f"compressed-tensors with layers quantised besides the experts ({shown})")
+        experts = rules.get_quant_method(f"{place}mlp.experts", "moe")
+        _require(experts, f"compressed-tensors with the experts of layer {layer} in floats")
 
 
 CHECKS: dict[str, Callable[[Sequence[str], Mapping[str, Any], Mapping[str, Any]], None]] = {

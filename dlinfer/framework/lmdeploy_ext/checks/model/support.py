@@ -12,7 +12,7 @@ from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.checks.model import quantisation
 from dlinfer.framework.lmdeploy_ext.checks.model.speculation import PAIRS
-from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_configs
+from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import AS_STORED, language_configs
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 _DIFFUSION = "it decodes by block diffusion"
@@ -37,8 +37,8 @@ NOT_SERVED_VISION = {
     "InternS1_1_ForConditionalGeneration": f"{_NO_ORACLE}, nor its frequencies of positions (FoPE)",
     "InternS2MobiusForCausalLM": f"its experts lie in several blocks, and {_NO_ORACLE}",
     "InternS2MobiusForConditionalGeneration": f"its experts lie in several blocks, and {_NO_ORACLE}",
-    "KimiK25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
-    "Kimi_K25ForConditionalGeneration": "its image processor is code in the checkpoint, and was never compared",
+    "Kimi_K25ForConditionalGeneration": "transformers 5 saved it, and LMDeploy reads only the published checkpoint, "
+    "which has other fields and names of weights",
     "MiniCPMV": _OWN_CODE,
     "Phi3VForCausalLM": _OWN_CODE,
 }
@@ -63,6 +63,7 @@ SERVED_VISION = {
     "LlavaForConditionalGeneration": "text_config",
     "LlavaNextForConditionalGeneration": "text_config",
     "Glm4vForConditionalGeneration": "text_config",
+    "KimiK25ForConditionalGeneration": "text_config",
     "CogVLMForCausalLM": "",
     "ChatGLMForConditionalGeneration": "",  # with a vision_config: GLM-4V
 }
@@ -75,6 +76,7 @@ _COMPARED_PACKED = {
     "Gemma3ForConditionalGeneration": (),
     "Llama4ForConditionalGeneration": (),
     "LlavaNextForConditionalGeneration": (),
+    AS_STORED: ("compressed-tensors",),
     "Qwen3OmniMoeForConditionalGeneration": (),
     "InternS1ForConditionalGeneration": (),
     "InternS2PreviewForConditionalGeneration": (),
@@ -112,6 +114,9 @@ def check_support(config: dict[str, Any], is_draft: bool = False) -> None:
         if name in NOT_SERVED and name not in drafts:
             raise refuse(f"{name} ({NOT_SERVED[name]})", "use another model")
     for part, quantisation_config in quantisation_of(config):
+        if AS_STORED in architectures(config):
+            quantisation.check_stored_experts(quantisation_config, inside or config)
+            continue
         is_inside = part is not config
         model = part if is_inside or inside is None else {**inside, **config}  # the sizes are inside
         quantisation.check(names, quantisation_config, model, is_inside)

@@ -20,8 +20,8 @@ SERVED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "s
 _BY_LENGTH = ("dynamic", "longrope", "su")
 
 WHOLE_HEADS = (
-    *"deepseek_v2 deepseek_v3 deepseek_v32 gemma gemma2 gemma3_text glm_moe_dsa gpt_oss llama mistral".split(),
-    *"mixtral phimoe qwen2 qwen2_moe qwen3 qwen3_moe".split(),
+    *"deepseek_v2 deepseek_v3 deepseek_v32 gemma gemma2 gemma3_text glm_moe_dsa gpt_oss kimi_k2".split(),
+    *"llama mistral mixtral phimoe qwen2 qwen2_moe qwen3 qwen3_moe".split(),
 )
 """Model types that rotate whole heads with rope type "default". transformers ignores their partial_rotary_factor."""
 

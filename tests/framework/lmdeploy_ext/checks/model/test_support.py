@@ -20,7 +20,15 @@ from dlinfer.framework.lmdeploy_ext.checks.model.support import (
     check_support,
     is_vision_language,
 )
+from dlinfer.framework.lmdeploy_ext.conversion.plan import plan_of
 from dlinfer.framework.lmdeploy_ext.vision.parts import PARTS
+from tests.framework.lmdeploy_ext.conversion.conversion_files import (
+    INT4,
+    INT8,
+    INT8_INPUTS,
+    KIMI_K25,
+    compressed,
+)
 from tests.framework.lmdeploy_ext.nested import NESTED
 
 SERVED = {
@@ -194,6 +202,44 @@ def test_quantised_weights_of_classes_that_are_served_in_floats_are_refused(name
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+
+
+def kimi_k25(stored: dict[str, Any], **outside: Any) -> dict[str, Any]:
+    """A configuration of Kimi-K2.5 whose language model is quantised."""
+    text = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2, "kv_lora_rank": 32}
+    return {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "vision_config": {"patch_size": 14},
+        "text_config": text | {"n_routed_experts": 8, "quantization_config": stored},
+        **outside,
+    }
+
+
+def test_packed_experts_of_kimi_k25_are_read_as_they_are_published():
+    for config in (kimi_k25(KIMI_K25), kimi_k25(KIMI_K25, quantization_config=KIMI_K25)):
+        check_support(config)
+        assert plan_of(KIMI_K25, config) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        (AWQ, "quantised as awq were never compared"),
+        (compressed("int-quantized", INT8, INT8_INPUTS), "Only compressed-tensors `pack-quantized`"),
+        (KIMI_K25 | {"quantization_status": "frozen"}, "must have `compressed` status"),
+        (
+            compressed("pack-quantized", INT4 | {"group_size": 64}, ignore=KIMI_K25["ignore"]),
+            "`group_size`: expected 32, got 64",
+        ),
+        (KIMI_K25 | {"ignore": ["lm_head"]}, r"besides the experts \(self_attn.q_proj\)"),
+        (KIMI_K25 | {"ignore": KIMI_K25["ignore"][:3]}, r"besides the experts \(mlp.gate_up_proj\)"),
+        (KIMI_K25 | {"ignore": ["re:.*layers.1.*", *KIMI_K25["ignore"]]}, "experts of layer 1 in floats"),
+    ],
+)
+def test_other_quantisation_of_kimi_k25_is_refused(stored: dict[str, Any], named: str):
+    with pytest.raises(UnsupportedFeatureError, match=named) as caught:
+        check_support(kimi_k25(stored))
+    assert "Next step:" in str(caught.value)
 
 
 @pytest.mark.parametrize("inside", ["", "text_config", "llm_config"])
