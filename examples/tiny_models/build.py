@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
-from .families import BRIEF, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD, SIZED
+from .families import BRIEF, DIFFUSION, ELSEWHERE, FAMILIES, QUANTISED, RELEASED, REWARD, SIZED
 from .vision_families import VISION, VISION_ELSEWHERE
 
 STAMP = "tiny_model.json"
 REFERENCE = "hf_reference"
-TEXT = FAMILIES | BRIEF | QUANTISED | REWARD | ELSEWHERE | SIZED
+TEXT = FAMILIES | BRIEF | DIFFUSION | QUANTISED | REWARD | ELSEWHERE | SIZED
 BUILT = TEXT | VISION | VISION_ELSEWHERE
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -110,6 +110,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         internlm3,
         remote,
         reward,
+        sdar,
         tokenizer,
         vision,
     )
@@ -153,6 +154,7 @@ def _write(family: str, folder: Path, seed: int, dtype: str) -> None:
         "chatglm": chatglm.save,
         "deepseek": deepseek.save,
         "glm_4v": glm4v.save,
+        **dict.fromkeys(DIFFUSION, sdar.save),
         "qwen2_reward": reward.save_qwen2,
         "internlm2_reward": reward.save_internlm2,
     }

@@ -429,6 +429,21 @@ QUANTISED: dict[str, Family] = {
     ),
 }
 
+# Models that generate a block of tokens at a time.
+DIFFUSION: dict[str, Family] = {
+    "sdar": Family(
+        "Qwen3",
+        "remote-code config; decodes by block diffusion; tied embeddings",
+        {"head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "sdar_moe": Family(
+        "Qwen3Moe",
+        "remote-code config; decodes by block diffusion, with experts",
+        MOE | {"head_dim": 32, "norm_topk_prob": True},
+        dense=False,
+    ),
+}
+
 # Models that LMDeploy has no class for.
 ELSEWHERE: dict[str, Family] = {
     "olmo2": Family("Olmo2", "norms behind attention and MLP, and over all of q and of k"),

@@ -17,6 +17,7 @@ from tests.e2e.processes import Processes
 from tests.workers import ROOT
 
 REFERENCE_SCRIPT = ROOT / "examples" / "hf_reference.py"
+DIFFUSION_SCRIPT = ROOT / "examples" / "sdar_reference.py"
 VISION_SCRIPTS = [
     ROOT / "examples" / f"{name}_reference.py" for name in ("hf_vision", "cogvlm", "glm4v", "kimi_k25")
 ]
@@ -116,7 +117,8 @@ class Lab:
         versions = [metadata.version(name) for name in ("torch", "transformers")]
         stamp = (model / STAMP).read_text()
         vision = VISION_SCRIPTS if "chats" in job else []
-        scripts = [script.read_text() for script in (REFERENCE_SCRIPT, *vision)]
+        diffusion = [DIFFUSION_SCRIPT] if "diffusion" in job else []
+        scripts = [script.read_text() for script in (REFERENCE_SCRIPT, *vision, *diffusion)]
         key = json.dumps([stamp, job, versions, *scripts], sort_keys=True)
         return self.cache / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
 

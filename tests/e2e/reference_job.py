@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from examples import cogvlm_reference, glm4v_reference, hf_reference, hf_vision_reference, kimi_k25_reference
+from examples import (
+    cogvlm_reference,
+    glm4v_reference,
+    hf_reference,
+    hf_vision_reference,
+    kimi_k25_reference,
+    sdar_reference,
+)
 from tests.jobs import answer_jobs
 
 
 def _oracle(model: Path, asked: dict[str, Any]) -> Any:
+    if "diffusion" in asked:
+        return sdar_reference
     config = (model / "config.json").read_text()
     if "CogVLMForCausalLM" in config:
         return cogvlm_reference

@@ -18,7 +18,7 @@ from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.framework.lmdeploy_ext.checks.model import support
 from dlinfer.framework.lmdeploy_ext.checks.model.support import check_support
 from examples.tiny_models.build import BUILT
-from examples.tiny_models.families import FAMILIES, REWARD
+from examples.tiny_models.families import DIFFUSION, FAMILIES, REWARD
 from tests.e2e.cell_checks import check
 from tests.e2e.cell_jobs import answers
 from tests.e2e.harness import Lab
@@ -90,8 +90,9 @@ def document(lab: Lab, entries: dict[str, dict[str, Any]]) -> str:
         )
     for name in support.SERVED_VISION:
         served.setdefault(name, []).append("with images, see [images](../guides/images.md)")
-    for family in REWARD:
-        served.setdefault(class_of(lab, family), []).append(f"{family} (`tests/e2e/test_reward.py`)")
+    for families, test in ((REWARD, "test_reward"), (DIFFUSION, "test_block_diffusion")):
+        for family in families:
+            served.setdefault(class_of(lab, family), []).append(f"{family} (`tests/e2e/{test}.py`)")
     classes = []
     for name in sorted(MODULE_MAP):
         said = refusal(name)

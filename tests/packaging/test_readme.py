@@ -54,7 +54,6 @@ CALLED = {
 }
 REFUSED = {
     "attention to compressed caches": "DeepseekV4ForCausalLM",
-    "block diffusion": "SDARForCausalLM",
 }
 
 

@@ -33,9 +33,9 @@ class StepMetadata(DlinferAttentionMetadata):
     image_rows: int64 [R], indices of the image tokens, which also see the later tokens of their image; None if no token
         sees later ones. image_ends, image_lengths: int64 [images], in host memory: for each image the index after its
         last token in image_rows, and in its sequence. image_blocks: [images, blocks], block_offsets of its sequence.
-    chunk_ends, chunk_lengths, chunk_blocks: for layers whose attention is within chunks of a text; else None. Each
-        chunk counts as a sequence of its own. They are cu_seqlens_q without its 0, kv_seqlens (both in host memory) and
-        block_offsets.
+    chunk_ends, chunk_lengths, chunk_blocks: for layers whose attention is within chunks of a text, or up to the end of
+        a diffusion block; else None. Each chunk or block counts as a sequence of its own. They are
+        cu_seqlens_q without its 0, kv_seqlens (both in host memory) and block_offsets.
     """
 
     max_q_seqlen: int = 1
@@ -128,6 +128,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
     """Attention over the paged KV cache: fills the cache, then calls the op for prefill or the one for decoding.
 
     is_chunked: whether attention is within chunks of a text (Llama 4).
+    causal: False for block diffusion, where a token sees its whole block.
     """
 
     is_chunked = False
@@ -140,10 +141,13 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
         """
         if spec.use_flash_mla:
             raise refuse("flash MLA", "use another model")
-        if spec.block_sparse_size != 1:
-            raise refuse("block-sparse attention (block diffusion models)", "use another model")
         if not spec.causal:
             raise refuse("paged attention that is not causal", "use another model")
+        sliding_window = windows.as_pair(spec.sliding_window)
+        sees_block = spec.block_sparse_size != 1
+        if sees_block and (sliding_window is not None or spec.alibi or spec.mla_index_topk is not None):
+            feature = "block diffusion with a sliding window, ALiBi or sparse attention"
+            raise refuse(feature, "use another model")
         layer = cls if spec.mla_index_topk is None else SparseAttention
         return layer(
             num_heads=spec.num_heads,
@@ -152,9 +156,9 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             num_kv_heads=spec.num_kv_heads,
             v_head_size=spec.v_head_dim,
             alibi=spec.alibi,
-            sliding_window=windows.as_pair(spec.sliding_window),
+            sliding_window=sliding_window,
             logit_softcapping=spec.logit_softcapping or 0.0,
-            causal=spec.causal,
+            causal=not sees_block,
         )
 
     def forward(
@@ -196,11 +200,14 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             "alibi_slopes": self.alibi_slopes,
             "sinks": learnable_sink,
         }
+        if not self.causal:
+            shared["causal"] = False
         assert meta.cu_seqlens_q_cpu is not None
         q_ends = meta.cu_seqlens_q_cpu[1:]
         heads, caches = (self.num_heads, self.num_kv_heads), (k_cache, v_cache)
         paged = (*caches, meta.block_offsets, meta.block_size, q_ends, meta.kv_seqlens_cpu)
-        if self.is_chunked:
+        in_chunks = self.is_chunked or not self.causal
+        if in_chunks:
             paged = (*caches, meta.chunk_blocks, meta.block_size, meta.chunk_ends, meta.chunk_lengths)
         if meta.is_decoding:
             lengths = (meta.max_kv_seq_len, *heads)
@@ -214,7 +221,7 @@ class PagedAttention(AttentionImpl[DlinferAttentionMetadata]):
             if window is not None:
                 own["sliding_window"] = (window[0], -1)
             images = ops.paged_prefill_attention(query[rows], key, value, *caches, *tables, *lengths, **own)
-        if meta.is_prefill_no_cache and not quantised and not self.is_chunked:
+        if meta.is_prefill_no_cache and not quantised and not in_chunks:
             lengths = (meta.q_seqlens, meta.kv_seqlens, meta.max_q_seqlen, *heads)
             shared["actual_seq_lengths_cpu"] = q_ends
             out = ops.prefill_attention(query, key, value, *caches, *lengths, **shared)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dlinfer.framework.lmdeploy_ext.checks.model import block_diffusion
 from dlinfer.framework.lmdeploy_ext.preflight.memory import FLOAT32, widest
 
 _OPS = {
@@ -145,7 +146,11 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
     )
     cache = ConfigBuilder.build_cache_config(engine)
     cache.window_size = config.sliding_window
+    misc = ConfigBuilder.build_misc_config(engine)
+    block_diffusion.check_options(config, cache, misc)
+    misc.dllm_config.block_length = misc.dllm_config.block_length or config.dllm_block_length
     context = BuildModelContext(
+        dllm_config=misc.dllm_config,
         quant_config=config.quant_config,
         fp32_lm_head=config.fp32_lm_head,
         tie_word_embeddings=config.tie_word_embeddings,

@@ -13,7 +13,7 @@ from lmdeploy.pytorch.distributed import get_dist_manager
 from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
-from dlinfer.framework.lmdeploy_ext.layers import attention, lora
+from dlinfer.framework.lmdeploy_ext.layers import attention, block_diffusion, lora
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
@@ -107,7 +107,10 @@ class OpsBackend(DlinferOpsBackend):
     @classmethod
     def update_step_context(cls, step_context: Any) -> Any:
         """Set the attention metadata, MoE metadata and position ids of a step's StepContext, and return it."""
-        step_context.attn_metadata = attention.step_metadata(step_context)
+        metadata, model = attention.step_metadata(step_context), step_context.model_config
+        if block_diffusion.is_used(model):
+            block_diffusion.note_blocks(metadata, model.dllm_block_length)
+        step_context.attn_metadata = metadata
         step_context.position_ids = rope_lengths.of_step(step_context)
         distribution = get_dist_manager().current_context()
         assert distribution is not None, "LMDeploy sets it before it builds a model"

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed
 from torch import Tensor
 
+from dlinfer.framework.lmdeploy_ext.layers import block_diffusion
 from dlinfer.framework.lmdeploy_ext.stepping import last_token_rows as last_rows
 from dlinfer.framework.patching import Original, replaces
 
@@ -73,6 +74,8 @@ def can_join(agent: Any, first: dict[str, Any], second: dict[str, Any]) -> bool:
     if prompts is None or prompts.is_decoding or prompts.is_dummy:
         return False
     if agent.spec_agent.is_enabled() or getattr(agent, "memdecode_agent", None) is not None:
+        return False
+    if block_diffusion.is_used(agent.model_config):  # its decoding steps have several rows of each sequence
         return False
     own = ("cache_inputs", "kv_connector_metadata", "return_routed_experts")
     if any(step.get(name) for step in (first, second) for name in own):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.device import activation
+from dlinfer.framework.lmdeploy_ext.layers import block_diffusion
 from dlinfer.framework.patching import Original, replaces
 
 
@@ -52,6 +53,7 @@ async def _async_model_forward(
 ) -> dict[str, Any]:
     # A draft model reads the hidden states of all tokens.
     others_read = self.spec_agent.is_enabled() or getattr(self, "memdecode_agent", None) is not None
+    others_read = others_read or block_diffusion.is_used(self.model_config)  # a block's tokens are read
     last_only = not others_read and are_enough(inputs, has_all_logits=return_logits)
     with giving(self, last_only):
         return await original(self, inputs, return_logits, cache_inputs)

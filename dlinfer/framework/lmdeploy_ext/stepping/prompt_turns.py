@@ -56,6 +56,8 @@ def _set_limits(maker: Any, limit: int | None) -> None:
     """
     most = maker.config.max_prefill_token_num
     tokens = most if limit is None else min(most, limit)
+    block = getattr(maker.engine_strategy, "dllm_block_length", 1)  # of block diffusion
+    tokens -= tokens % block
     chunker = maker.long_context_chunker
     if tokens == chunker.max_prefill_token_num == most:
         return

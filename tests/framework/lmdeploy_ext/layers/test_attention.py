@@ -12,6 +12,7 @@ from lmdeploy.messages import QuantPolicy
 from lmdeploy.pytorch.backends.flash_attention import FlashAttentionBuildSpec
 
 from dlinfer.framework.lmdeploy_ext.faults.models import gemma3_vl, llama4
+from dlinfer.framework.lmdeploy_ext.layers import block_diffusion
 from dlinfer.framework.lmdeploy_ext.layers.attention import (
     PagedAttention,
     VarlenAttention,
@@ -56,11 +57,13 @@ def test_last_slots_are_the_cache_slots_of_decoding(lengths, block_size):
     assert got.dtype is expected.dtype and torch.equal(got, expected)
 
 
-def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True, images=(), chunk=0):
+def dense(
+    q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True, images=(), chunk=0, block=0
+):
     """One sequence in float64: q [T, H, D] are the last positions of k, v [S, Hkv, D].
 
     images: (begin, end) of each, in positions; its queries see all of it. chunk: the tokens of a chunk of the text, out
-    of which no query sees; 0 for none.
+    of which no query sees; 0 for none. block: the tokens of a block, up to whose end its queries see; 0 for none.
     """
     q, k, v = q.double(), k.double(), v.double()
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
@@ -70,7 +73,10 @@ def dense(q, k, v, *, window=None, cap=0.0, slopes=None, sinks=None, causal=True
     distance = torch.arange(k.shape[0])[None] - (torch.arange(q.shape[0]) + k.shape[0] - q.shape[0])[:, None]
     if slopes is not None:
         scores = scores - slopes.double()[:, None, None] * distance.abs()
-    if causal:
+    if block:
+        places = torch.arange(k.shape[0]) // block
+        scores = scores.masked_fill(places[None] > places[-q.shape[0] :, None], -torch.inf)
+    elif causal:
         later = distance > 0
         first = k.shape[0] - q.shape[0]
         for begin, end in images:
@@ -175,6 +181,21 @@ def test_paged_attention_passes_its_options_on(step, option):
     out = STEPS[step].run(layer, **given_at_run)
     # float32 against float64 over at most 37 keys
     torch.testing.assert_close(out.double(), STEPS[step].expected(**oracle), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("option", ["plain", "soft-cap", "sinks"])
+@pytest.mark.parametrize("length", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [([8, 40], [0, 0]), ([24, 16], [16, 8]), ([8, 8, 8], [24, 0, 8])],
+    ids=["prefill", "chunked prefill", "decode"],
+)
+def test_a_token_sees_all_of_its_diffusion_block(new, old, length, option):
+    built, given_at_run, oracle = OPTIONS[option]
+    step = Step(new, old, decoding=False)
+    block_diffusion.note_blocks(step.metadata, length)
+    out = step.run(PagedAttention.from_spec(paged_spec(block_sparse_size=length, **built)), **given_at_run)
+    torch.testing.assert_close(out.double(), step.expected(block=length, **oracle), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("option", ["plain", "window of transformers", "soft-cap"])

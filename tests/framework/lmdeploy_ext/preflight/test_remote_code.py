@@ -117,3 +117,11 @@ def test_a_class_of_transformers_needs_no_code(folders, tmp_path):
     copy = Path(shutil.copytree(folders / "internvl", tmp_path / "model"))
     edit(copy, auto_map={"AutoConfig": "configuration_other.Other"})
     check_model_folder(copy)
+
+
+def test_a_checkpoint_that_lost_its_code_is_refused(folders, tmp_path):
+    copy = Path(shutil.copytree(folders / "kimi_k25", tmp_path / "model"))
+    edit(copy, auto_map=None)
+    (refused,) = look(copy, trusted=True).refusals
+    assert "config.json has no auto_map" in refused.text
+    assert refused.next_step == "download the complete model again"

@@ -273,7 +273,10 @@ class TestQueue:
 
 
 class TestCanJoin:
-    AGENT = SimpleNamespace(spec_agent=SimpleNamespace(is_enabled=lambda: False))
+    AGENT = SimpleNamespace(
+        spec_agent=SimpleNamespace(is_enabled=lambda: False),
+        model_config=SimpleNamespace(model_paradigm="ar"),
+    )
 
     def test_a_prompt_behind_decoding(self):
         assert joined_forward.can_join(
@@ -296,6 +299,11 @@ class TestCanJoin:
 
     def test_drafts_are_not_joined(self):
         agent = SimpleNamespace(spec_agent=SimpleNamespace(is_enabled=lambda: True))
+        assert not joined_forward.can_join(agent, {}, {"inputs": prompts()})
+
+    def test_blocks_of_diffusion_are_not_joined(self):
+        model = SimpleNamespace(model_paradigm="dllm")
+        agent = SimpleNamespace(spec_agent=self.AGENT.spec_agent, model_config=model)
         assert not joined_forward.can_join(agent, {}, {"inputs": prompts()})
 
 

@@ -17,7 +17,10 @@ def step_inputs(**fields: Any) -> SimpleNamespace:
 class Agent:
     """A model agent whose forward tells what its model was asked to give."""
 
-    def __init__(self, *, drafts: bool = False, compiled: bool = True, **more: Any) -> None:
+    def __init__(
+        self, *, drafts: bool = False, compiled: bool = True, paradigm: str = "ar", **more: Any
+    ) -> None:
+        self.model_config = SimpleNamespace(model_paradigm=paradigm)
         self.spec_agent = SimpleNamespace(is_enabled=lambda: drafts)
         self.patched_model = SimpleNamespace(last_rows_only=False) if compiled else SimpleNamespace()
         vars(self).update(more)
@@ -53,8 +56,16 @@ def test_a_step_of_next_tokens():
         (Agent(), {"inputs": step_inputs(is_decoding=True, max_q_seqlen=3)}),
         (Agent(drafts=True), {}),
         (Agent(memdecode_agent=object()), {}),
+        (Agent(paradigm="dllm"), {}),
     ],
-    ids=["logits of all", "scores of the input", "drafts", "a draft model", "a memory decoder"],
+    ids=[
+        "logits of all",
+        "scores of the input",
+        "drafts",
+        "a draft model",
+        "a memory decoder",
+        "block diffusion",
+    ],
 )
 def test_who_reads_the_other_rows(agent, asked):
     assert agent.ask(**asked) is False

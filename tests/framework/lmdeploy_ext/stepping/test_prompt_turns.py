@@ -45,6 +45,7 @@ class Maker:
             enabled=lambda: chunk is not None, max_prefill_token_num=MOST, max_prefill_num=MOST, seq=chunk
         )
         self.executor = SimpleNamespace(model_agent=object())
+        self.engine_strategy = SimpleNamespace()
 
     def make(self, prefill: bool, ahead: bool = False, **payload: Any) -> dict[str, Any] | None:
         """Inputs as the patched method makes them, where the original gives ``payload``.
@@ -125,6 +126,14 @@ class TestLimits:
         maker = Maker(running=1, last="decode")
         maker.make(prefill=True)
         assert maker.long_context_chunker.max_prefill_token_num == BLOCK
+
+    def test_a_step_reads_whole_blocks_of_diffusion(self, monkeypatch):
+        monkeypatch.setattr(Pace, "beside", 103)
+        maker = Maker(running=1, last="decode")
+        maker.engine_strategy.dllm_block_length = 8
+        maker.make(prefill=True)
+        assert maker.scheduler.cache_config.max_prefill_token_num == 96
+        assert maker.long_context_chunker.max_prefill_token_num == 96
 
     def test_a_user_who_asked_for_less_keeps_it(self):
         maker = Maker(running=1, last="decode")

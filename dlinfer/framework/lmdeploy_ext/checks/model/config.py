@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dlinfer.framework.lmdeploy_ext.checks.model import (
+    block_diffusion,
     config_fields,
     invariance,
     speculation,
@@ -33,6 +34,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     config = model_config.llm_config or model_config.hf_config
     rope_parameters.check(config)
     windows.check(model_config)
+    block_diffusion.check_model(model_config)
     gated_delta_model.check(model_config)
     experts_model.check(config)
     own_check = {"phimoe": phimoe.check, "minicpm3": minicpm3.check}.get(getattr(config, "model_type", ""))

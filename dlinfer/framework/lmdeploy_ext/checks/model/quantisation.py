@@ -37,7 +37,8 @@ quantise norms of heads or of layer outputs, and use the quantised results as if
 """
 
 _FLOATS = "its attention reads only floating-point weights"
-_JOINED = "LMDeploy joins its projections, and its tokens with quantised weights were never compared"
+_NOT_COMPARED = "its tokens with quantised weights were never compared"
+_JOINED = f"LMDeploy joins its projections, and {_NOT_COMPARED}"
 
 FLOATS_ALONE = {
     "PhiMoEForCausalLM": _FLOATS,
@@ -45,6 +46,8 @@ FLOATS_ALONE = {
     "MiniCPM3ForCausalLM": _FLOATS,
     "DeepseekV32ForCausalLM": _JOINED,
     "GlmMoeDsaForCausalLM": _JOINED,
+    "SDARForCausalLM": _NOT_COMPARED,
+    "SDARMoeForCausalLM": _NOT_COMPARED,
 }
 """LMDeploy's classes that are served only with floating-point weights -> the reason."""
 

@@ -12,6 +12,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import language_config
 from dlinfer.framework.lmdeploy_ext.conversion.plan import asked_bits
 from dlinfer.framework.lmdeploy_ext.device import devices
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
+from dlinfer.framework.lmdeploy_ext.layers import block_diffusion
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_parameters
 from dlinfer.framework.lmdeploy_ext.ngram.method import METHOD
 
@@ -99,6 +100,8 @@ def check_target(config: Any, method: str) -> None:
 
     config: the target's transformers configuration, before LMDeploy changes it.
     """
+    if getattr(config, "model_type", "") in block_diffusion.MODEL_TYPES:
+        raise refuse("speculative decoding with a model that decodes by block diffusion", _WITHOUT)
     if method in PAIRS:
         _check_pair(config, method)
     text = language_configs(config)[-1]

@@ -15,12 +15,9 @@ from dlinfer.framework.lmdeploy_ext.checks.model.speculation import PAIRS
 from dlinfer.framework.lmdeploy_ext.conversion.checkpoint import AS_STORED, language_configs
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
-_DIFFUSION = "it decodes by block diffusion"
 NOT_SERVED = {
     "MetaMoeForConditionalGeneration": "its experts lie in several blocks, and transformers has no such class",
     "DeepseekV4ForCausalLM": "it attends to compressed caches",
-    "SDARForCausalLM": _DIFFUSION,
-    "SDARMoeForCausalLM": _DIFFUSION,
     **dict.fromkeys(
         "EagleLlamaForCausalLM Eagle3LlamaForCausalLM Eagle3DeepseekV2ForCausalLM DeepseekMTPModel "
         "DeepseekV32MTPModel Glm4MoeMTPModel GlmMoeDsaMTPModel HYV3MTP Qwen3_5MTPModel DFlashDraftModel".split(),

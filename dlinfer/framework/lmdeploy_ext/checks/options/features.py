@@ -21,7 +21,6 @@ _SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "empty_init": ((), "leave empty_init off, so that the weights load at start"),
     "model_format": (QUANTISED_FORMATS, _FLOATS),
     "kv_transfer_config": ((), "leave kv_transfer_config out"),
-    "dllm_block_length": ((), "use an autoregressive model"),
 }
 """Field of PytorchEngineConfig -> (served values, the user's next step). None, False and 0 are always served."""
 

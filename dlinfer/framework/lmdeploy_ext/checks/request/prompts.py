@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from dlinfer.errors import GenerationOptionError
+from dlinfer.framework.lmdeploy_ext.checks.model import block_diffusion
 from dlinfer.framework.lmdeploy_ext.checks.request.generation_options import check_generation, check_sampling
 from dlinfer.framework.lmdeploy_ext.checks.request.http_errors import request_error
 from dlinfer.framework.lmdeploy_ext.device import activation, kv_memory
+from dlinfer.framework.lmdeploy_ext.layers.block_diffusion import MODEL_TYPES, is_used
 from dlinfer.framework.patching import Original, replaces
 
 _LARGE_LOGIT = 100.0
@@ -101,6 +103,9 @@ def determine_gen_config(
     vocab_size = getattr(self.hf_cfg.get_text_config(), "vocab_size", None)
     if reason := refusal(input_ids, vocab_size) or _fault(gen_config, vocab_size, self.backend_config):
         raise request_error("INVALID_REQUEST", reason)
+    is_diffusion = getattr(self.hf_cfg, "model_type", "") in MODEL_TYPES
+    if is_diffusion and gen_config is not None and (reason := block_diffusion.refusal(gen_config)):
+        raise request_error("INVALID_REQUEST", reason)
     if reason := cache_refusal(len(input_ids), self):
         raise request_error("CONTEXT_LENGTH_EXCEEDED", reason)
     return original(self, input_ids, gen_config)
@@ -145,9 +150,13 @@ def add_message(original: Original, self: Any, reqs: list[Any]) -> None:
 
     vocab_size = self.model_config.vocab_size
     keys = self.adapter_manager.keys  # None stands for the base model
+    is_diffusion = is_used(self.model_config)
     fit = []
     for request in reqs:
-        if request.data["adapter_name"] in keys and _is_servable(request.data, vocab_size):
+        is_servable = _is_servable(request.data, vocab_size) and (
+            not is_diffusion or block_diffusion.is_servable(request.data["sampling_param"])
+        )
+        if request.data["adapter_name"] in keys and is_servable:
             request.data["adapter_name"] = keys[request.data["adapter_name"]]
             fit_sampling(request.data["sampling_param"], vocab_size, self.model_config.dtype)
             fit.append(request)

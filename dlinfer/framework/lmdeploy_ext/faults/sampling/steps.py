@@ -95,7 +95,9 @@ async def _async_sampling_logits(
     if manager is not None:
         for row, start in starts:
             _restart_grammar(manager, sampling_inputs, row, start)
-    if _is_unfinished(inputs) and not has_drafts:  # with drafts LMDeploy itself draws nothing here
+    is_diffusion = hasattr(extra_inputs, "dllm_mask")  # LMDeploy then counts a chunk's blocks as cached
+    # With drafts LMDeploy draws nothing here.
+    if _is_unfinished(inputs) and not has_drafts and not is_diffusion:
         nothing = inputs.seq_length.new_zeros(inputs.seq_length.numel())
         return nothing, None, nothing, extra_inputs
     drawn = await original(self, logits, inputs, extra_inputs, sampling_inputs)

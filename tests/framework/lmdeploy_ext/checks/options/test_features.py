@@ -39,7 +39,6 @@ from tests.framework.lmdeploy_ext.layers.attention_specs import paged_spec
         ({"quant_policy": 42}, "quant_policy=42 (TURBO_QUANT)"),
         ({"enable_microbatch": True}, "enable_microbatch"),
         ({"model_format": "fp8"}, "model_format='fp8'"),
-        ({"dllm_block_length": 4}, "dllm_block_length=4"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
         ({"hf_overrides": {"memory_model_path": "memory"}}, "MemDecode"),
     ],
@@ -261,7 +260,12 @@ def test_a_second_device_in_the_same_process_is_refused():
 
 @pytest.mark.parametrize(
     "change",
-    [{"use_flash_mla": True}, {"mla_index_topk": 8}, {"block_sparse_size": 4}, {"causal": False}],
+    [
+        {"use_flash_mla": True},
+        {"mla_index_topk": 8},
+        {"causal": False},
+        {"block_sparse_size": 4, "alibi": True},
+    ],
     ids=str,
 )
 def test_attention_that_no_op_serves(change):
