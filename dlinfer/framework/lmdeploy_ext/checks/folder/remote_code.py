@@ -45,8 +45,12 @@ def check(folder: Path, config: dict[str, Any], trusted: bool) -> None:
     if code is None:
         kind = config.get("model_type")
         if kind in _READ_FROM_CODE:
-            detail = f"config.json has no auto_map, and LMDeploy reads {kind} only by the code of its checkpoint"
-            raise ModelFolderError(path=str(folder), detail=detail, advice="download the complete model again")
+            detail = (
+                f"config.json has no auto_map, and LMDeploy reads {kind} only by the code of its checkpoint"
+            )
+            raise ModelFolderError(
+                path=str(folder), detail=detail, advice="download the complete model again"
+            )
         return
     nested = (config.get("vision_config"), config.get("audio_config"), *language_configs(config)[1:])
     if not trusted and any(isinstance(part, dict) for part in nested):
