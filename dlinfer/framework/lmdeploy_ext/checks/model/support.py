@@ -18,7 +18,6 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 _DIFFUSION = "it decodes by block diffusion"
 NOT_SERVED = {
     "MetaMoeForConditionalGeneration": "its experts lie in several blocks, and transformers has no such class",
-    "DeepseekV4ForCausalLM": "it attends to compressed caches",
     "SDARForCausalLM": _DIFFUSION,
     "SDARMoeForCausalLM": _DIFFUSION,
     **dict.fromkeys(
