@@ -41,6 +41,7 @@ CALLED = {
     "DeepseekV2": "DeepSeek-V2",
     "DeepseekV3": "DeepSeek-V3",
     "DeepseekV32": "DeepSeek-V3.2",
+    "DeepseekV4": "DeepSeek-V4",
     "GlmMoeDsa": "GLM-5",
     "Glm4MoeLite": "GLM-4.7-Flash",
     "HYV3": "Hy3",
@@ -52,7 +53,6 @@ CALLED = {
     "Qwen3_5Moe": "Qwen3.5-MoE",
 }
 REFUSED = {
-    "attention to compressed caches": "DeepseekV4ForCausalLM",
     "block diffusion": "SDARForCausalLM",
 }
 
