@@ -171,8 +171,8 @@ def _decoded(
     dtype = torch.promote_types(query.dtype, torch.float32)
     window = window_state.shape[1]
     window_state[slots, (lengths - 1) % window] = kv
-    keys = window_state[slots].to(dtype)  # their order does not matter
     hidden = torch.arange(window) >= lengths[:, None]
+    parts = [window_state[slots]]  # the order of keys does not matter
     if entries is not None:
         cache, table, ratio = entries
         visible = (lengths // ratio)[:, None]
@@ -180,10 +180,13 @@ def _decoded(
             chosen = torch.arange(int(visible.max())).expand(len(lengths), -1)
         unseen = (chosen < 0) | (chosen >= visible)
         places, size = chosen.masked_fill(unseen, 0), cache.shape[1]
-        own = cache[table.gather(1, places // size), places % size, 0].to(dtype)
-        keys = torch.cat((keys, own), dim=1)
+        parts.append(cache[table.gather(1, places // size), places % size, 0])
         hidden = torch.cat((hidden, unseen), dim=1)
-    keys = keys.masked_fill(hidden[..., None], 0)  # a slot may hold NaN
+    keys = torch.empty(*hidden.shape, query.shape[2], dtype=dtype)
+    for own, part in zip(keys.split([part.shape[1] for part in parts], dim=1), parts, strict=True):
+        own.copy_(part)
+    if bool(hidden.any()):
+        keys.masked_fill_(hidden[..., None], 0)  # a slot may hold NaN
     scores = (query.to(dtype) * scale) @ keys.transpose(1, 2)
     scores = scores.masked_fill(hidden[:, None], -torch.inf)
     sink = sinks.to(dtype)[:, None].expand(len(query), -1, -1)
