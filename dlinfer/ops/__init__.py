@@ -15,6 +15,8 @@ from dlinfer.ops.attention.quantised_fill import fill_quantised_kv_cache
 from dlinfer.ops.attention.quantised_prefill import quantised_paged_prefill_attention
 from dlinfer.ops.attention.sparse import lightning_indexer, sparse_flash_attention
 from dlinfer.ops.collective.all_reduce import all_reduce
+from dlinfer.ops.compressed.attention import compressed_attention, compressed_indexer
+from dlinfer.ops.compressed.windows import compress_windows
 from dlinfer.ops.core import kernels
 from dlinfer.ops.core.spec import OpSpec, Tolerance, registry
 from dlinfer.ops.linear.dense import linear
@@ -26,10 +28,12 @@ from dlinfer.ops.moe.eight_bit import fused_moe_blocked_fp8, fused_moe_static_fp
 from dlinfer.ops.moe.floating import fused_moe
 from dlinfer.ops.moe.four_bit import fused_moe_w4a16
 from dlinfer.ops.moe.gguf import fused_moe_gguf
+from dlinfer.ops.moe.limited import fused_moe_limited, fused_moe_limited_mxfp4
 from dlinfer.ops.moe.mxfp4 import fused_moe_mxfp4
 from dlinfer.ops.moe.routing import moe_gating_topk_softmax
 from dlinfer.ops.norm.rms_norm import add_rms_norm, rms_norm
 from dlinfer.ops.norm.rms_norm_w8a8 import add_rms_norm_w8a8, rms_norm_w8a8
+from dlinfer.ops.norm.sinkhorn import sinkhorn
 from dlinfer.ops.quantised.dynamic_quant import dynamic_quant
 from dlinfer.ops.quantised.embedding_bf12 import embedding_bf12
 from dlinfer.ops.quantised.embedding_gguf import embedding_gguf
@@ -54,6 +58,9 @@ __all__ = [
     "apply_rotary_pos_emb",
     "apply_rotary_pos_emb_interleaved",
     "causal_conv1d",
+    "compress_windows",
+    "compressed_attention",
+    "compressed_indexer",
     "dynamic_quant",
     "embedding_bf12",
     "embedding_gguf",
@@ -64,6 +71,8 @@ __all__ = [
     "fused_moe_blocked_fp8",
     "fused_moe_clamped",
     "fused_moe_gguf",
+    "fused_moe_limited",
+    "fused_moe_limited_mxfp4",
     "fused_moe_mxfp4",
     "fused_moe_static_fp8",
     "fused_moe_w4a16",
@@ -91,6 +100,7 @@ __all__ = [
     "rms_norm_w8a8",
     "silu_and_mul",
     "silu_mul",
+    "sinkhorn",
     "sparse_flash_attention",
     "weight_quant_matmul",
 ]

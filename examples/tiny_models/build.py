@@ -201,6 +201,7 @@ def _configure_as_released(folder: Path, architecture: str) -> None:
 def randomise_vectors(model) -> None:
     """Norm weights are born as ones, biases and routers' corrections as zeros, where forgetting them would not show.
 
+    So are the biases of positions in a window, and the experts of hashed tokens, which become distinct for each token.
     Decay rates of gated linear attention (``A_log``) become so small that a state lasts for dozens of tokens.
     """
     import torch
@@ -212,6 +213,12 @@ def randomise_vectors(model) -> None:
                 noise = torch.randn_like(parameter) * 0.2
                 middle = 0 if name.endswith("bias") else -2 if name.endswith("A_log") else 1
                 parameter.copy_(middle + noise)
+            elif name.endswith("position_bias"):
+                parameter.copy_(torch.randn_like(parameter))
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):
+                experts = model.config.n_routed_experts
+                table.copy_(torch.rand(len(table), experts).argsort(-1)[:, : table.shape[1]])
 
 
 def main() -> None:

@@ -261,6 +261,37 @@ _GROUPS: dict[str, Any] = {
 # that every head passes over.
 _INDEXER: dict[str, Any] = {"index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}
 
+_COMPRESSED: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+    ],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "partial_rotary_factor": 0.25,
+    "q_lora_rank": 32,
+    "o_groups": 2,
+    "o_lora_rank": 32,
+    "sliding_window": 16,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 2.0,
+    **_INDEXER,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": ORIGINAL_LENGTH,
+    },
+}
+
 _PHIMOE: dict[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -357,6 +388,12 @@ FURTHER: dict[str, Family] = {
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
         },
+        dense=False,
+    ),
+    "deepseek_v4": Family(
+        "DeepseekV4",
+        "a window and compressed entries, all or an indexer's choice; streams of hidden states; hashed experts",
+        _COMPRESSED,
         dense=False,
     ),
     "hy3": Family(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 GRAPHS = ("phi3_longrope", "gemma3_window")
 
 # Their layers have quick tests of their own, and their tokens are compared by ``make test-full`` alone.
-IN_FULL = ("glm4_moe", "gpt_oss", "glm_moe_dsa")
+IN_FULL = ("glm4_moe", "gpt_oss", "glm_moe_dsa", "deepseek_v4")
 
 CELLS = [
     cell

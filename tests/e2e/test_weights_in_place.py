@@ -27,6 +27,7 @@ NEAR = {"int8": 0.02, "int4": 2e-4}
 TEXT = (
     *"internlm2 phi3_longrope glm4 gemma gemma2_window gemma3_window deepseek_v2 internlm3 glm4_moe gpt_oss".split(),
     *"qwen3_next deepseek deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite hy3 chatglm phimoe minicpm3".split(),
+    "deepseek_v4",
 )
 IMAGES = (
     *"gemma3_vl llava llava_next llama4 qwen3_omni interns1 interns2_preview qwen3_vl qwen3_vl_moe".split(),

@@ -25,7 +25,7 @@ def tensors(op: str) -> list[str]:
 
 ALL_TENSORS = [(op, name) for op in ops.registry() for name in tensors(op)]
 HOST_LENGTHS = {"q_ends", "kv_seqlens", "actual_seq_lengths_query", "actual_seq_lengths_key"}  # on any device
-ANY_RANK = {"x", "indices", "router_logits", "cos", "sin"}
+ANY_RANK = {"x", "indices", "router_logits", "cos", "sin", "scores"}
 FREE_SIZES = {  # dimensions that no other argument fixes
     ("all_reduce", "x"): (0, 1),
     ("dynamic_quant", "x"): (0, 1, 2),
@@ -52,6 +52,14 @@ FREE_SIZES = {  # dimensions that no other argument fixes
     ("sparse_flash_attention", "sparse_indices"): (2,),
     ("sparse_flash_attention", "block_table"): (1,),
     ("sparse_flash_attention", "value"): (3,),
+    ("compressed_indexer", "key"): (0, 1),
+    ("compressed_indexer", "block_table"): (1,),
+    ("compressed_attention", "window_state"): (0, 1),
+    ("compressed_attention", "compressed"): (0, 1),
+    ("compressed_attention", "block_table"): (1,),
+    ("compressed_attention", "chosen"): (2,),
+    ("compress_windows", "state"): (0, 2),
+    ("sinkhorn", "scores"): (0, 1),
     ("causal_conv1d", "conv_state"): (0,),
     ("gated_delta_rule", "recurrent_state"): (0,),
     ("paged_prefill_attention", "k_cache"): (0,),
@@ -93,7 +101,7 @@ def floating(op: str) -> list[str]:
     """Tensors that must share one dtype; weights of chosen experts, some scales, gates and states may be of another,
     and float8 is."""
     apart = ("topk_weights", "scalings", "scales", "input_scale", "gate_up_scales")
-    apart += ("decay", "beta", "recurrent_state")
+    apart += ("decay", "beta", "recurrent_state", "sinks", "position_bias", "state")
     given = {n: tensor for n in tensors(op) if (tensor := arguments(op)[n]).is_floating_point()}
     return [n for n, tensor in given.items() if n not in apart and tensor.element_size() > 1]
 
@@ -167,6 +175,19 @@ def test_wrong_block_size(op):
         ("fused_moe_clamped", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
         ("fused_moe_clamped", {"limit": 0.0}, "limit"),
         ("fused_moe_mxfp4", {"limit": 0.0}, "limit"),
+        ("fused_moe_limited", {"limit": 0.0}, "limit"),
+        ("fused_moe_limited", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
+        ("fused_moe_limited_mxfp4", {"limit": 0.0}, "limit"),
+        ("fused_moe_limited_mxfp4", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
+        ("sinkhorn", {"iterations": 0}, "iterations"),
+        ("compressed_indexer", {"count": 0}, "count"),
+        ("compressed_indexer", {"ratio": 0}, "ratio"),
+        ("compressed_attention", {"ratio": 0}, "ratio"),
+        ("compressed_attention", {"state_ids": torch.tensor([0, 5, 1])}, "state_ids"),
+        ("compressed_attention", {"q_ends": torch.tensor([2, 1, 3])}, "q_ends"),
+        ("compress_windows", {"state_ids": torch.tensor([6])}, "state_ids"),
+        ("compress_windows", {"q_ends": torch.tensor([10])}, "q_ends"),
+        ("compress_windows", {"state": torch.zeros(6, 2, 7, 16)}, "state"),
         ("fused_moe_mxfp4", {"topk_ids": torch.tensor([[0, 8]])}, "topk_ids"),
         ("fused_moe_w4a16", {"topk_ids": torch.tensor([[-1, 7]])}, "topk_ids"),
         ("fused_moe_w4a16", {"group_size": -1}, "group_size"),

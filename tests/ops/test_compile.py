@@ -137,12 +137,16 @@ def layers(x: Tensor, residual: Tensor, w: dict[str, Tensor], step: dict[str, Te
         w["down_bias"],
     )
     gates = gates + ops.fused_moe_mxfp4(gates.tanh(), *floats, weights, ids, 1.7, 7.0)
+    without_bias = (*floats[:2], *floats[3:5], weights, ids, 7.0)
+    gates = gates + ops.fused_moe_limited_mxfp4(gates.tanh(), *without_bias)
     in_12_bits = (w["bf12_gate_up"], w["bf12_down"], weights, ids)
     gates = gates + ops.fused_moe_bf12(gates.tanh(), *in_12_bits, True, 4, 16)
     in_blocks = (w["gguf_gate_up"], w["gguf_down"], weights, ids)
     gates = gates + ops.fused_moe_gguf(gates.tanh(), *in_blocks, True, 32, [2, 8], 8)
     biases = (w["gate_up_bias"], w["down"], w["down_bias"])
     gates = gates + ops.fused_moe_clamped(gates.tanh(), w["gate_up"], *biases, weights, ids, 1.7, 7.0)
+    limited = (w["gate_up"], w["down"], weights, ids, 7.0)
+    gates = gates + ops.fused_moe_limited(gates.tanh(), *limited)
     return ops.fused_moe(gates, w["gate_up"], w["down"], weights, ids, 2, True, metadata, None), residual
 
 
@@ -167,7 +171,20 @@ def sparse(
     out = ops.sparse_flash_attention(
         q[:, :2], keys, values, chosen, 0.25, table, ends, lens, rope[0][:, :2], rope[1]
     )
-    return out.flatten(1)
+    return out.flatten(1) + compressed(x, q, keys, step, ends)
+
+
+def compressed(x: Tensor, q: Tensor, entries: Tensor, step: dict[str, Tensor], ends: Tensor) -> Tensor:
+    """Attention to a window and to compressed entries. Its states are made here, and forgotten."""
+    lens, table, slots = step["lens"], step["table"], step["slots of states"]
+    past = lens - ends.diff(prepend=ends.new_zeros(1))
+    state = x.new_zeros(8, 2, 8, 32)
+    rows = ops.compress_windows(x, x.tanh(), x.new_ones(4, 32), state, slots, ends, past, 16)
+    chosen = ops.compressed_indexer(q, entries, x[:, :4], ends, lens, table, 4, 3)
+    window = (x.new_ones(2), x.new_zeros(8, 4, 16), slots, ends, lens, entries, table, chosen, 4, 0.25)
+    out = ops.compressed_attention(q[:, :2], rows, *window).flatten(1)
+    mixing = ops.sinkhorn(x[:, :16].unflatten(1, (4, 4)), 3, 1e-6)
+    return out * mixing.flatten(1).sum(1, keepdim=True)
 
 
 def eight_bits(x: Tensor, w: dict[str, Tensor]) -> Tensor:

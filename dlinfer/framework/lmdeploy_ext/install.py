@@ -27,6 +27,7 @@ def _records() -> list[Patch]:
     )
     from dlinfer.framework.lmdeploy_ext.conversion import loading
     from dlinfer.framework.lmdeploy_ext.faults import answers, models, sampling, serving
+    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention import model as compressed_model
     from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
     from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
     from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters
@@ -38,7 +39,7 @@ def _records() -> list[Patch]:
 
     modules = [command_line, engine_config, loading, gated_delta_model, experts_model, packed_experts_model]
     modules += [rope_lengths, rope_parameters, indexer_model, logit_bias, sparse_logit_writes, token_draws]
-    modules += [draft_embeddings, image_files, method, metrics, processors]
+    modules += [draft_embeddings, image_files, method, metrics, processors, compressed_model]
     for package in (adapters, checks, device, ranks, answers, models, sampling, serving, stepping):
         files = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         modules += [importlib.import_module(file.name) for file in files]

@@ -82,6 +82,17 @@ def _sparse_attention(call: Call, result: object) -> int:
     return 2 * chosen * sum(map(_elements, (call["query"], rope, result)))
 
 
+def _compressed_attention(call: Call, result: object) -> int:
+    """Count compressed attention: each query meets all keys of a window, and the chosen entries or all entries."""
+    keys = _sizes(call["window_state"])[1]
+    if call["chosen"] is not None:
+        keys += _sizes(call["chosen"])[-1]
+    elif call["compressed"] is not None:
+        size = max(_sizes(call["query"])[-1], 1)
+        keys += _sizes(call["block_table"])[1] * (math.prod(_sizes(call["compressed"])[1:]) // size)
+    return 2 * 2 * _elements(call["query"]) * keys
+
+
 def _delta_rule(call: Call, result: object) -> int:
     """Count three products for each token and head: state by key, state by query, and the update of the state."""
     return 3 * 2 * _elements(call["value"]) * _sizes(call["recurrent_state"])[-1]
@@ -139,15 +150,18 @@ _COUNTS: dict[str, Callable[[Call, object], int]] = {
         for name in "prefill paged_prefill paged_decode quantised_paged_prefill quantised_paged_decode".split()
     },
     "dlinfer::lightning_indexer": _indexer,
+    "dlinfer::compressed_indexer": _indexer,
     "dlinfer::sparse_flash_attention": _sparse_attention,
+    "dlinfer::compressed_attention": _compressed_attention,
     "dlinfer::causal_conv1d": lambda call, result: 2 * _elements(call["x"]) * _sizes(call["weight"])[-1],
     "dlinfer::gated_delta_rule": _delta_rule,
     **{
         f"dlinfer::fused_moe{kind}": _EXPERTS
-        for kind in ("", "_w8a8", "_static_fp8", "_blocked_fp8", "_clamped")
+        for kind in ("", "_w8a8", "_static_fp8", "_blocked_fp8", "_clamped", "_limited")
     },
     "dlinfer::fused_moe_w4a16": _PACKED_EXPERTS,
     "dlinfer::fused_moe_mxfp4": _PACKED_EXPERTS,
+    "dlinfer::fused_moe_limited_mxfp4": _PACKED_EXPERTS,
     **{
         f"dlinfer::fused_moe_{kind}": _experts(
             lambda call: example_number(call["intermediate_size"], unknown=1)

@@ -58,17 +58,24 @@ def chosen_positions(
     kv_seqlens: Tensor,
     block_table: Tensor,
     sparse_count: int,
+    ratio: int = 1,
+    rules: Rules | None = None,
 ) -> Tensor:
     """Return the result of ``lightning_indexer``, computed for a few queries of one sequence at a time.
 
     The products of a long prompt are heads * tokens^2 numbers, too many to hold in memory at once.
+
+    ratio: how many tokens each key stands for; see ``compressed_indexer``. rules: of the op, for errors.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     slots = canonical(key)
     out = torch.full((query.shape[0], 1, sparse_count), -1, dtype=torch.int32, device=query.device)
-    for start, end, length, blocks in _sequences(
-        lightning_indexer.rules, query, q_ends, kv_seqlens, block_table, slots
+    for start, end, tokens, blocks in sequences_of(
+        rules or lightning_indexer.rules, query, q_ends, kv_seqlens, block_table, slots, ratio
     ):
+        length = tokens // ratio
+        if not length:
+            continue
         keys = slots[blocks].flatten(0, 1)[:length, 0].to(dtype)
         count = min(sparse_count, length)
         step = max(1, _SCORED // (query.shape[1] * length))
@@ -77,7 +84,8 @@ def chosen_positions(
             some = slice(first, last)
             products = functional.relu(query[some].to(dtype) @ keys.t())  # [queries, heads, length]
             scores = (products * weights[some, :, None].to(dtype)).sum(1)
-            own = torch.arange(length - (end - first), length - (end - last), device=query.device)
+            own = torch.arange(tokens - (end - first), tokens - (end - last), device=query.device)
+            own = (own + 1) // ratio - 1  # the last key that the token sees
             hidden = torch.arange(length, device=query.device) > own[:, None]
             order = scores.masked_fill(hidden, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
             best = order[:, :count]
@@ -86,10 +94,19 @@ def chosen_positions(
     return out
 
 
-def _sequences(
-    rules: Rules, query: Tensor, q_ends: Tensor, kv_seqlens: Tensor, block_table: Tensor, slots: Tensor
+def sequences_of(
+    rules: Rules,
+    query: Tensor,
+    q_ends: Tensor,
+    kv_seqlens: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    ratio: int = 1,
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Yield (first query, index after the last query, number of tokens, block ids) of each sequence with queries."""
+    """Yield (first query, index after the last query, number of tokens, block ids) of each sequence with queries.
+
+    ratio: how many tokens each slot of the cache stands for.
+    """
     ends, lengths, start = ints(q_ends), ints(kv_seqlens), 0
     rules.require(
         (ends[-1] if ends else 0) == query.shape[0],
@@ -99,7 +116,7 @@ def _sequences(
     )
     for row, (end, length) in enumerate(zip(ends, lengths, strict=True)):
         if end > start:
-            needed = -(-length // slots.shape[1])
+            needed = -(-(length // ratio) // slots.shape[1])
             yield start, end, length, block_table[row, :needed].long()
         start = end
 
@@ -135,7 +152,7 @@ def sparse_flash_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     keys, values, turned = canonical(key), canonical(value), canonical(key_rope)
     out = query.new_zeros(*query.shape[:2], values.shape[3])
-    for start, end, length, blocks in _sequences(
+    for start, end, length, blocks in sequences_of(
         sparse_flash_attention.rules, query, actual_seq_lengths_query, kv_seqlens, block_table, keys
     ):
         k, v, r = (x[blocks].flatten(0, 1)[:length, 0].to(dtype) for x in (keys, values, turned))

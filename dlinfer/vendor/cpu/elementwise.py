@@ -75,3 +75,14 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     kernel = compiled("linear", x, weight) if x.dtype in FLOATS else None
     return functional.linear(x, weight, bias) if kernel is None else kernel(x, weight, bias)
+
+
+def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
+    # The sums are over the outer dimensions of [n, n, rows], so each step runs over whole rows of memory.
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).flatten(0, -3).permute(1, 2, 0)
+    matrices = wide.softmax(1).add_(eps)
+    matrices.div_(matrices.sum(0, keepdim=True).add_(eps))
+    for _ in range(iterations - 1):
+        matrices.div_(matrices.sum(1, keepdim=True).add_(eps))
+        matrices.div_(matrices.sum(0, keepdim=True).add_(eps))
+    return matrices.permute(2, 0, 1).reshape(scores.shape).to(scores.dtype).contiguous()

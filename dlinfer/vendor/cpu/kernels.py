@@ -18,10 +18,12 @@ from dlinfer.vendor.cpu.four_bit import linears as four_bit_linears
 from dlinfer.vendor.cpu.gguf import matrices as gguf_matrices
 from dlinfer.vendor.cpu.recurrent import causal_conv1d, gated_delta_rule
 from dlinfer.vendor.cpu.sparse import attention as sparse
+from dlinfer.vendor.cpu.sparse import compressed
 
 _MODULES = (
     elementwise, gated, linears, lora, moe, ranks, decode, kv_cache, prefill, bf12_experts, matrices, eight_bit_experts,
     eight_bit_linears, rows, four_bit_experts, four_bit_linears, gguf_matrices, causal_conv1d, gated_delta_rule, sparse,
+    compressed,
 )  # fmt: skip
 
 _FUNCTIONS = [

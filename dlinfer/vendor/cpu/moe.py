@@ -6,6 +6,7 @@ rows of whole 16-byte words. For other sizes (toy models) a Python loop runs ove
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from dlinfer import ops
 from dlinfer.ops import moe_gating_topk_softmax as gating
 from dlinfer.ops.core.checks import FLOATS, Rules
 from dlinfer.ops.moe.clamped import clamped
+from dlinfer.ops.moe.limited import limited
 from dlinfer.ops.moe.routing import check_ids
 from dlinfer.vendor.cpu.compiled import compiled
 
@@ -81,6 +83,20 @@ def fused_moe_clamped(
         return clamped(gate, up, alpha, limit).to(hidden_states.dtype)
 
     return by_torch(hidden_states, stacks[::2], topk_weights, topk_ids, False, activated, stacks[1::2])
+
+
+def fused_moe_limited(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    limit: float,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_limited.rules)
+    stacks = (gate_up_weights, down_weights)
+    activated = partial(limited, limit=limit)
+    return by_torch(hidden_states, stacks, topk_weights, topk_ids, False, activated)
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:

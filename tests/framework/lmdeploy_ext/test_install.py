@@ -56,6 +56,7 @@ DONE_WITHOUT = {
     "lmdeploy.pipeline:Pipeline.__init__",
     "lmdeploy.pipeline:Pipeline._request_generator",
     "lmdeploy.pytorch.config:_patch_quantization_config",
+    "lmdeploy.pytorch.configurations.deepseek_v4:get_v4_compress_ratios",
     "lmdeploy.pytorch.engine.engine:Engine.get_local_health_status",
     "lmdeploy.pytorch.engine.engine_loop:EngineLoop._make_infer_outputs",
     "lmdeploy.pytorch.engine.engine:Engine.get_schedule_metrics",

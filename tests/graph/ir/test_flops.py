@@ -152,7 +152,7 @@ def test_attention_over_pages_counts_the_longest_sequence():
 
 NO_PRODUCT = {
     *("silu_mul", "gelu_mul", "silu_and_mul"),
-    *("fill_kv_cache", "fill_quantised_kv_cache"),
+    *("fill_kv_cache", "fill_quantised_kv_cache", "compress_windows", "sinkhorn"),
     *("rms_norm", "add_rms_norm", "rms_norm_w8a8", "add_rms_norm_w8a8", "dynamic_quant"),
     *("moe_gating_topk_softmax", "embedding_bf12", "embedding_gguf", "all_reduce"),
     *("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved"),
@@ -183,6 +183,19 @@ def sparse_attention(call) -> int:
     return 2 * tokens * heads * call["sparse_indices"].shape[2] * sum(numbers)
 
 
+def compressed_indexer(call) -> int:
+    return indexer(call) // 2  # 4 slots in a block
+
+
+def compressed_attention(call) -> int:
+    keys = call["window_state"].shape[1]
+    if call["chosen"] is not None:
+        keys += call["chosen"].shape[2]
+    elif call["compressed"] is not None:
+        keys += call["block_table"].shape[1] * 4
+    return 2 * 2 * call["query"].numel() * keys
+
+
 def delta_rule(call) -> int:
     tokens = call["value"].shape[0]
     return 3 * 2 * tokens * math.prod(call["recurrent_state"].shape[-3:])
@@ -199,8 +212,12 @@ def lora(call) -> int:
 
 SAMPLED = {
     **dict.fromkeys(("linear_w8a8", "linear_w8a8_static", "linear_blocked_fp8", "linear_static_fp8"), linear),
-    **dict.fromkeys([f"fused_moe_{kind}" for kind in "w8a8 static_fp8 blocked_fp8 clamped".split()], experts),
+    **dict.fromkeys(
+        [f"fused_moe_{kind}" for kind in "w8a8 static_fp8 blocked_fp8 clamped limited".split()], experts
+    ),
     "lightning_indexer": indexer,
+    "compressed_indexer": compressed_indexer,
+    "compressed_attention": compressed_attention,
     "sparse_flash_attention": sparse_attention,
     "gated_delta_rule": delta_rule,
     "causal_conv1d": convolution,

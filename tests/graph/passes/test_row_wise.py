@@ -16,6 +16,9 @@ NOT_ROW_WISE = {
     *("prefill_attention", "paged_prefill_attention", "paged_decode_attention"),
     *("quantised_paged_prefill_attention", "quantised_paged_decode_attention"),
     *("lightning_indexer", "sparse_flash_attention"),
+    *("compressed_indexer", "compressed_attention", "compress_windows"),
+    # normalises columns
+    "sinkhorn",
     # mutates its argument
     "all_reduce",
     # stand in front of attention, where no selection of rows gets to

@@ -77,11 +77,13 @@ class Plan:
     one, and only our own layer knows that its weights are packed.
     convert: the function that converts each tensor.
     packs: whether the files hold floating-point weights, and the plan packs them to int8 or int4 while they load.
+    experts: without ``config``, the format that the experts of the loaded model have.
     """
 
     config: dict[str, Any] | None
     convert: Convert
     packs: bool = False
+    experts: str = ""
 
     @property
     def changes_bytes(self) -> bool:

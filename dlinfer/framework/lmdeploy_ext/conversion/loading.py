@@ -27,7 +27,7 @@ def rewrite(hf_config: Any) -> None:
     """Replace the ``quantization_config`` of ``hf_config`` by the one of the converted checkpoint.
 
     hf_config: transformers' configuration. If LMDeploy does not know the quantisation method, the field is removed
-    instead, and the new field ``experts_packed_as`` holds the method's name. An empty field (null or ``{}``) is
+    instead, and the new field ``experts_packed_as`` holds the format of the experts. An empty field (null or ``{}``) is
     removed too. Raises UnsupportedFeatureError for a checkpoint that cannot be converted.
     """
     for part in language_configs(hf_config):
@@ -48,7 +48,7 @@ def rewrite(hf_config: Any) -> None:
         plan = plan_of(stored, hf_config.to_dict())
         if plan is not None and plan.config is None:
             del hf_config.quantization_config
-            hf_config.experts_packed_as = stored["quant_method"]
+            hf_config.experts_packed_as = plan.experts
     elif stored is None and all(part is None for part in nested):
         if asked_bits() and hasattr(hf_config, GGUF_FILE):
             logger.warning("DLINFER_CPU_WEIGHTS=%s has no effect: this is a GGUF file.", asked_bits())

@@ -28,6 +28,10 @@ def plan_of(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan | None:
     for a checkpoint that cannot be converted.
     """
     method = config.get("quant_method")
+    if method == "fp8" and model.get("model_type") == "deepseek_v4":
+        from dlinfer.framework.lmdeploy_ext.conversion import deepseek_v4
+
+        return deepseek_v4.plan(config, model)
     if (
         method not in _CONVERTED
         or CONVERTED_FROM in config
@@ -53,7 +57,7 @@ def _mxfp4(config: Mapping[str, Any], model: Mapping[str, Any]) -> Plan:
     """
     is_known = model.get("model_type") == "gpt_oss"
     Checkpoint("mxfp4", config, model).require(is_known, "in a model other than gpt-oss")
-    return Plan(None, lambda name, tensor, layer: [(name, tensor)])
+    return Plan(None, lambda name, tensor, layer: [(name, tensor)], experts="mxfp4")
 
 
 def asked_bits() -> str:

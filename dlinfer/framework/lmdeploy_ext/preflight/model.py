@@ -22,7 +22,11 @@ _OPS = {
     "DlinferSiluAndMulImpl": "silu_and_mul",
     "ApplyRotary": "apply_rotary_pos_emb",
     "DlinferSoftmaxTopKImpl": "moe_gating_topk_softmax",
-    "Experts": "fused_moe fused_moe_clamped",
+    "Experts": "fused_moe fused_moe_clamped fused_moe_limited",
+    "CompressedAttention": "compressed_attention",
+    "EntryIndexer": "compressed_indexer",
+    "WindowCompressor": "compress_windows fill_kv_cache",
+    "HyperConnections": "sinkhorn",
     "VarlenAttention": "prefill_attention",
     "Lora": "lora_linear",
     "Convolution": "causal_conv1d",
@@ -30,6 +34,7 @@ _OPS = {
     "LinearW4A16": "weight_quant_matmul",
     "FusedMoEW4A16": "fused_moe_w4a16",
     "FusedMoEMxfp4": "fused_moe_mxfp4",
+    "FusedMoELimitedMxfp4": "fused_moe_limited_mxfp4",
     "RMSNormW8A8": "rms_norm_w8a8 add_rms_norm_w8a8",
     "LinearW8A8": "dynamic_quant linear_w8a8",
     "LinearBlockedF8": "linear_blocked_fp8",
@@ -146,6 +151,8 @@ def build(folder: Path, engine: Any, trust_remote_code: bool = False) -> Built:
     )
     cache = ConfigBuilder.build_cache_config(engine)
     cache.window_size = config.sliding_window
+    if config.update_cache_config_func is not None:  # DeepSeek-V4's blocks have a fixed size
+        config.update_cache_config_func(cache)
     misc = ConfigBuilder.build_misc_config(engine)
     block_diffusion.check_options(config, cache, misc)
     misc.dllm_config.block_length = misc.dllm_config.block_length or config.dllm_block_length

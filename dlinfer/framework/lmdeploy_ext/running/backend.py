@@ -14,6 +14,7 @@ from dlinfer import settings
 from dlinfer.framework.lmdeploy_ext.device import activation, cache_blocks
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.layers import attention, block_diffusion, lora
+from dlinfer.framework.lmdeploy_ext.layers.compressed_attention import layers as compressed
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts, router
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rotary, windows
@@ -51,6 +52,10 @@ _OURS = {
     "CausalConv1d": lambda spec: gated_delta.Convolution(),
     "GatedDeltaMeta": lambda spec: gated_delta.StepStates(),
     "GatedDeltaRule": lambda spec: gated_delta.DeltaRule(),
+    "V4Attention": compressed.CompressedAttention,
+    "V4Indexer": compressed.EntryIndexer,
+    "V4Compressor": compressed.WindowCompressor,
+    "HCPrePost": compressed.HyperConnections,
 }
 """Name of a BuildSpec, without "BuildSpec" -> our builder of the layer. LMDeploy's dlinfer backend has faults there."""
 

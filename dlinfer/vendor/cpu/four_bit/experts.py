@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dlinfer import ops
 from dlinfer.ops.moe.clamped import clamped
+from dlinfer.ops.moe.limited import limited
 from dlinfer.ops.moe.routing import Product, check_ids
 from dlinfer.vendor.cpu.four_bit.linears import mxfp4_matmul, weight_quant_matmul
 from dlinfer.vendor.cpu.moe import gated_silu
@@ -71,6 +72,31 @@ def fused_moe_mxfp4(
 
     gate_up = partial(product, gate_up_weights, gate_up_scales, gate_up_bias)
     down = partial(product, down_weights, down_scales, down_bias)
+    return routed(hidden_states, topk_weights, topk_ids, False, gate_up, down, activated)
+
+
+def fused_moe_limited_mxfp4(
+    hidden_states: Tensor,
+    gate_up_weights: Tensor,
+    gate_up_scales: Tensor,
+    down_weights: Tensor,
+    down_scales: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    limit: float,
+) -> Tensor:
+    check_ids(topk_ids, gate_up_weights.shape[0], ops.fused_moe_limited_mxfp4.rules)
+
+    def product(weights: Tensor, scales: Tensor, x: Tensor, expert: int) -> Tensor:
+        return mxfp4_matmul(x, weights[expert], scales[expert])
+
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        return limited(gate, up, limit).to(hidden_states.dtype)
+
+    gate_up, down = (
+        partial(product, gate_up_weights, gate_up_scales),
+        partial(product, down_weights, down_scales),
+    )
     return routed(hidden_states, topk_weights, topk_ids, False, gate_up, down, activated)
 
 

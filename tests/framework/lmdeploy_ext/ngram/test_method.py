@@ -42,7 +42,7 @@ def test_ngram_with_bounds_that_contradict_each_other():
 @pytest.mark.parametrize(
     ("family", "fields", "words"),
     [
-        ("Qwen3Next", {}, "'ngram' with Qwen3NextForCausalLM, which has linear attention"),
+        ("Qwen3Next", {}, "'ngram' with Qwen3NextForCausalLM, whose layers keep states"),
         (
             "Qwen2",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

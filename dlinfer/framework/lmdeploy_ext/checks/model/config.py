@@ -16,6 +16,7 @@ from dlinfer.framework.lmdeploy_ext.conversion.plan import QUANTISED_FORMATS
 from dlinfer.framework.lmdeploy_ext.device import activation
 from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 from dlinfer.framework.lmdeploy_ext.faults.models import minicpm3, phimoe
+from dlinfer.framework.lmdeploy_ext.layers.compressed_attention import model as compressed_model
 from dlinfer.framework.lmdeploy_ext.layers.linear_attention import gated_delta_model
 from dlinfer.framework.lmdeploy_ext.layers.moe import experts_model, packed_experts_model
 from dlinfer.framework.lmdeploy_ext.layers.positions import rope_lengths, rope_parameters, windows
@@ -36,6 +37,7 @@ def check(model_config: Any, is_draft: bool = False) -> None:
     windows.check(model_config)
     block_diffusion.check_model(model_config)
     gated_delta_model.check(model_config)
+    compressed_model.check(model_config)
     experts_model.check(config)
     own_check = {"phimoe": phimoe.check, "minicpm3": minicpm3.check}.get(getattr(config, "model_type", ""))
     if own_check is not None:

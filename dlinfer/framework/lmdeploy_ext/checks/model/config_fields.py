@@ -22,7 +22,7 @@ _OTHER_ACTIVATIONS: Mapping[str, _Fields] = {
 _FIELDS: Mapping[str, _Fields] = {
     **{key: {"use_bidirectional_attention": (None, False)} for key in ("gemma", "gemma2", "gemma3_text")},
     **{key: {"rope_interleave": (None, True)} for key in ("deepseek_v3", "kimi_k2", "glm4_moe_lite")},
-    "deepseek_v2": {"mlp_bias": (False,)},
+    **{key: {"mlp_bias": (False,)} for key in ("deepseek_v2", "deepseek_v4")},
     "qwen2_moe": {"qkv_bias": (True,)},
 }
 """model_type -> fields to check besides the activation."""

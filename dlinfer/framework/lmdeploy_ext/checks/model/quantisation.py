@@ -48,8 +48,12 @@ FLOATS_ALONE = {
     "GlmMoeDsaForCausalLM": _JOINED,
     "SDARForCausalLM": _NOT_COMPARED,
     "SDARMoeForCausalLM": _NOT_COMPARED,
+    "DeepseekV4ForCausalLM": "its tokens were compared only with weights in DeepSeek's own FP8 and FP4",
 }
-"""LMDeploy's classes that are served only with floating-point weights -> the reason."""
+"""LMDeploy's classes whose layers are served only with floating-point weights -> the reason.
+
+DeepSeek-V4's own FP8 becomes floats while it loads (``conversion.deepseek_v4``).
+"""
 
 EXPERTS_ALONE = ("Qwen3MoeForCausalLM",)
 """LMDeploy's classes that can have packed experts beside floating-point layers, because they pass on layer names."""

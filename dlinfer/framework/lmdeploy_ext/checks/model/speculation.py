@@ -135,7 +135,7 @@ def check_states(model_config: Any) -> None:
     """
     if model_config.states_shapes or model_config.state_cache_specs:
         name = model_config.hf_config.architectures[0]
-        raise refuse(f"speculative method {METHOD!r} with {name}, which has linear attention", _WITHOUT)
+        raise refuse(f"speculative method {METHOD!r} with {name}, whose layers keep states", _WITHOUT)
 
 
 def check_draft(config: Any, method: str) -> None:

@@ -17,7 +17,6 @@ from dlinfer.framework.lmdeploy_ext.device.activation import refuse
 
 NOT_SERVED = {
     "MetaMoeForConditionalGeneration": "its experts lie in several blocks, and transformers has no such class",
-    "DeepseekV4ForCausalLM": "it attends to compressed caches",
     **dict.fromkeys(
         "EagleLlamaForCausalLM Eagle3LlamaForCausalLM Eagle3DeepseekV2ForCausalLM DeepseekMTPModel "
         "DeepseekV32MTPModel Glm4MoeMTPModel GlmMoeDsaMTPModel HYV3MTP Qwen3_5MTPModel DFlashDraftModel".split(),

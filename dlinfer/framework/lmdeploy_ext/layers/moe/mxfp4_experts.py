@@ -1,4 +1,4 @@
-"""GPT-OSS's experts with weights that stay in MXFP4. LMDeploy has no layer for such weights.
+"""Experts of GPT-OSS and DeepSeek-V4 with weights that stay in MXFP4. LMDeploy has no such layer for our devices.
 
 While a checkpoint loads, its tensors are repacked expert by expert into the layout of ``ops.quantised.packing.MXFP4``.
 Scales become bfloat16, which is exact: they are powers of two.
@@ -43,11 +43,7 @@ class Mxfp4Weights(ExpertWeights):
     ) -> None:
         super().__init__()
         self.is_gate_up = is_gate_up
-        if into % MXFP4.group_size or out % MXFP4.per_word:
-            sizes = f"experts in MXFP4 with {into} inputs and {out} outputs"
-            advice = "use a checkpoint whose experts have a multiple of 32 inputs and a multiple of 8 outputs"
-            raise refuse(sizes, advice)
-        groups, words = into // MXFP4.group_size, out // MXFP4.per_word
+        groups, words = _groups_and_words(into, out)
         self.register("blocks", (experts, into, words), MXFP4.storage, device, self.load_blocks)
         self.register("scales", (experts, groups, out), torch.bfloat16, device, self.load_scales)
         self.register("bias", (experts, out), dtype, device, self.load_bias)
@@ -84,11 +80,65 @@ class Mxfp4Weights(ExpertWeights):
         return torch.cat([rows[::2], rows[1::2]]) if self.is_gate_up else rows
 
 
-def _require(part: str, stored: Tensor, shape: tuple[int, ...]) -> None:
-    if stored.dtype is not torch.uint8 or stored.shape != shape:
-        what = (
-            f"{part} of experts in MXFP4 with {stored.dtype} {tuple(stored.shape)} instead of uint8 {shape}"
-        )
+class LimitedMxfp4Weights(ExpertWeights):
+    """The weights of one projection of all experts of DeepSeek-V4.
+
+    weight: int32 [experts, in_features, out_features / 8]. scale: bfloat16 [experts, in_features / 32, out_features].
+    In gate_up, all out_features of gate come before those of up. A checkpoint has each expert's tensors by themselves.
+    """
+
+    parts = ("weight", "scale")
+
+    def __init__(self, experts: int, into: int, outs: tuple[int, ...], device: Any) -> None:
+        """Make the parameters. outs: the out_features of gate and of up, or of down alone."""
+        super().__init__()
+        groups = _groups_and_words(into, outs[0])[0]
+        out, words = sum(outs), sum(outs) // MXFP4.per_word
+        self.register("weight", (experts, into, words), MXFP4.storage, device, self.load_weight)
+        self.register("scale", (experts, groups, out), torch.bfloat16, device, self.load_scale)
+
+    def load_weight(self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str) -> None:
+        """Repack one expert's tensor, int8 [out, in / 2], into ``param``. shard_id: gate, up or down.
+
+        Raises UnsupportedFeatureError for other sizes.
+        """
+        own = _columns(param.data[expert_id], shard_id)
+        shape = (own.shape[1] * MXFP4.per_word, own.shape[0] // 2)
+        _require("a weight", loaded_weight, shape, torch.int8)
+        own.copy_(_STORED.repack(loaded_weight.contiguous().view(_STORED.storage).t(), MXFP4))
+
+    def load_scale(self, param: nn.Parameter, loaded_weight: Tensor, expert_id: int, shard_id: str) -> None:
+        """Convert one expert's scales, E8M0 [out, in / 32], into ``param``. shard_id: gate, up or down.
+
+        Raises UnsupportedFeatureError for other sizes.
+        """
+        own = _columns(param.data[expert_id], shard_id)
+        _require("scales", loaded_weight, (own.shape[1], own.shape[0]), torch.float8_e8m0fnu)
+        own.copy_(loaded_weight.to(torch.bfloat16).t())
+
+
+def _columns(both: Tensor, shard_id: str) -> Tensor:
+    """Return the part of one expert's tensor that gate, up or down takes. both: [rows, columns]."""
+    half = both.shape[1] // 2
+    return {"gate": both[:, :half], "up": both[:, half:], "down": both}[shard_id]
+
+
+def _groups_and_words(into: int, out: int) -> tuple[int, int]:
+    """Return how many groups ``into`` inputs have, and how many words ``out`` outputs.
+
+    Raises UnsupportedFeatureError unless all groups and words are full.
+    """
+    if into % MXFP4.group_size or out % MXFP4.per_word:
+        sizes = f"experts in MXFP4 with {into} inputs and {out} outputs"
+        advice = "use a checkpoint whose experts have a multiple of 32 inputs and a multiple of 8 outputs"
+        raise refuse(sizes, advice)
+    return into // MXFP4.group_size, out // MXFP4.per_word
+
+
+def _require(part: str, stored: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> None:
+    if stored.dtype is not dtype or stored.shape != shape:
+        asked = f"{str(dtype).removeprefix('torch.')} {shape}"
+        what = f"{part} of experts in MXFP4 with {stored.dtype} {tuple(stored.shape)} instead of {asked}"
         raise refuse(what, "use a checkpoint whose config.json belongs to its weights")
 
 
@@ -113,3 +163,24 @@ def mxfp4_experts(
     gate_up = Mxfp4Weights(experts, hidden, 2 * inner, True, dtype, device)
     down = Mxfp4Weights(experts, inner, hidden, False, dtype, device)
     return PackedExperts(FusedMoEMxfp4(float(act_func.alpha), float(act_func.limit)), gate_up, down)
+
+
+class FusedMoELimitedMxfp4:
+    """DeepSeek-V4's experts, computed on packed weights."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def forward(self, hidden_states: Tensor, weights: Tensor, ids: Tensor, *parts: Tensor) -> Tensor:
+        """Return a tensor of hidden_states' shape [tokens, hidden].
+
+        parts: weights and scales of gate_up, then weights and scales of down.
+        """
+        return ops.fused_moe_limited_mxfp4(hidden_states, *parts, weights, ids, self.limit)
+
+
+def limited_mxfp4_experts(hidden: int, inner: int, experts: int, limit: float, device: Any) -> PackedExperts:
+    """Return the layer of DeepSeek-V4's experts. limit: of gate and up."""
+    gate_up = LimitedMxfp4Weights(experts, hidden, (inner, inner), device)
+    down = LimitedMxfp4Weights(experts, inner, (hidden,), device)
+    return PackedExperts(FusedMoELimitedMxfp4(limit), gate_up, down)

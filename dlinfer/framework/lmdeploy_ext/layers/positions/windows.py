@@ -17,6 +17,9 @@ _CHUNKED = "llama4_text"
 # Model types with the window, if any, in every layer. Other types list the layers that have it.
 _ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
 
+_OWN_LAYERS = ("deepseek_v4",)
+"""Model types whose layers have a window of their own, and get it from LMDeploy when they are built."""
+
 
 def as_pair(sliding_window: Any) -> tuple[int, int] | None:
     """Return a window as flash-attention's pair (keys before the query's, keys after it); None for no window.
@@ -38,7 +41,7 @@ def of_layers(config: Any) -> list[int | None] | None:
     if getattr(config, "model_type", "") in _ALL_LAYERS:
         return [window] * config.num_hidden_layers
     types = getattr(config, "layer_types", None)
-    if not types:
+    if not types or getattr(config, "model_type", "") in _OWN_LAYERS:
         return None
     known = dict.fromkeys(("full_attention", "linear_attention", "indexed_attention"))
     known |= {"sliding_attention": window}

@@ -48,6 +48,9 @@ def check_model(model_config: Any, cache_config: Any) -> None:
     from dlinfer.ops.attention.kv_quantisation import INT4, is_scaled_by_token
 
     named = f"quant_policy={int(policy)}"
+    if not getattr(model_config, "use_standard_kv_cache", True):
+        what = "compressed attention, whose op reads windows and entries in the model's dtype"
+        raise refuse(f"{named} with {what}", "use quant_policy=0")
     if getattr(model_config, "mla_index_topk", None) is not None:
         what = "sparse attention, whose op reads latents in the model's dtype"
         raise refuse(f"{named} with {what}", "use quant_policy=0")

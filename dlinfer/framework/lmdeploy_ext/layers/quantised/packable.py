@@ -31,7 +31,7 @@ def layers(model: nn.Module, packs: IsPackable) -> list[Any]:
     heads = {
         id(layer)
         for name, layer in model.named_modules(remove_duplicate=False)
-        if name.rpartition(".")[2] == "lm_head"
+        if name == "head" or name.rpartition(".")[2] == "lm_head"
     }
     return [
         layer

@@ -35,6 +35,7 @@ CLASSES = {
     "deepseek_v32": ("deepseek_v32", "deepseek_v2"),
     "glm_moe_dsa": ("glm_moe_dsa", "deepseek_v32", "deepseek_v2"),
     "glm4_moe_lite": ("deepseek_v2",),
+    "deepseek_v4": ("deepseek_v4",),
     "gpt_oss": ("gpt_oss",),
 }
 
@@ -47,6 +48,9 @@ ANSWERED = {
     "topk_group": "read by our router of GLM-4-MoE",
     "swiglu_alpha": "checked with the experts of GPT-OSS",
     "swiglu_limit": "checked with the experts of GPT-OSS",
+    "intermediate_size": "another name of a field that is read, in DeepSeek-V4",
+    "compress_rates": "read by LMDeploy's configuration",
+    "pad_token_id": "for training",
     "num_experts": "another name of a field that is read",
     "num_local_experts": "another name of a field that is read",
     "mlp_layer_types": "which tensors are stored follows from it, and those are checked",

@@ -37,6 +37,7 @@ SERVED = {
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "DeepseekV4ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GemmaForCausalLM",

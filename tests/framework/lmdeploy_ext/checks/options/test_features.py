@@ -12,7 +12,7 @@ from lmdeploy import PytorchEngineConfig
 from lmdeploy.messages import SpeculativeConfig
 from lmdeploy.pytorch.backends import get_backend
 from lmdeploy.pytorch.backends.awq_modules import LinearW4A16BuildSpec
-from lmdeploy.pytorch.backends.hc_prepost import HCPrePostBuildSpec
+from lmdeploy.pytorch.backends.moe import FusedMoEV4FP4BuildSpec
 from lmdeploy.pytorch.config import (
     DistConfig,
     ModelConfig,
@@ -274,8 +274,8 @@ def test_attention_that_no_op_serves(change):
 
 
 def test_a_layer_that_no_op_serves_is_named():
-    spec = HCPrePostBuildSpec.__new__(HCPrePostBuildSpec)
-    with pytest.raises(UnsupportedFeatureError, match="HCPrePostBuildSpec"):
+    spec = FusedMoEV4FP4BuildSpec.__new__(FusedMoEV4FP4BuildSpec)
+    with pytest.raises(UnsupportedFeatureError, match="FusedMoEV4FP4BuildSpec"):
         get_backend("cpu").build_op(spec)
 
 

@@ -1,0 +1,1 @@
+"""Ops for attention to compressed windows of tokens, as in DeepSeek-V4."""
