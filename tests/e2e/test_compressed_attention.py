@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 # Entries are of 4 and of 128 tokens, and blocks of 256: most answers cross an end of each.
 LENGTHS = (500, 505, 508, 510, 495, 502, 509, 120, 630, 251)
-NEW = 24
+NEW = 32
 GEN = {"max_new_tokens": NEW, "ignore_eos": True}
 COMMON = {"eager_mode": True, "session_len": 1024, "max_batch_size": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "few blocks": {"num_gpu_blocks": 16},
+    "few blocks": {"num_gpu_blocks": 16},  # the fewest of LMDeploy's; most sequences need three
     "kept states": {"enable_prefix_caching": True, "prefix_cache_state_budget": 64},
     "chunked": {"max_prefill_token_num": 50, "enable_prefix_caching": True, "prefix_cache_state_budget": 64},
 }
@@ -64,8 +64,7 @@ def test_the_configurations_do_what_they_are_named_for(asked: Any) -> None:
     # LMDeploy keeps the state at the end of a prompt, also within a block, if the prompt has a whole block.
     assert cached["kept states"] == [length if length > BLOCK else 0 for length in LENGTHS]
     assert [count > 0 for count in cached["chunked"]] == [length > BLOCK for length in LENGTHS]
-    if not runs["few blocks"].results["preemptions"]["texts"]:
-        pytest.skip("on a busy machine the sequences end before they need all blocks at once")
+    assert runs["few blocks"].results["preemptions"]["texts"] > 0
 
 
 def released(lab: Lab, experts: str) -> Path:
