@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dlinfer.cli import autoload, doctor
 from dlinfer.vendor import discovery
@@ -53,7 +54,7 @@ def row(report: dict, name: str = "ascend") -> dict:
 @pytest.mark.slow
 def test_torch_s_autoload_fails_as_cann_is_missing(tmp_path):
     """Then ``import torch`` fails, and doctor with it, unless it looks in another process."""
-    fake_torch_npu(tmp_path, f"raise ImportError({NO_CANN!r})")
+    fake_torch_npu(tmp_path, f"raise ImportError({NO_CANN!r})", torch.__version__.split("+")[0])
     report = run_doctor(tmp_path)
     (problem,) = report["problems"]
     assert "import torch fails" in problem and "torch_npu" in problem and NO_CANN in problem

@@ -53,15 +53,19 @@ def test_every_op_is_right_on_the_device(op, name):
 
 OF_CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros")
 """Laid out by the vendor; a scale of all tokens, which fp8 caches have, is one element."""
-SPARSE_ATTENTION = ("lightning_indexer", "sparse_flash_attention")
-OF_SPARSE_ATTENTION = ("key", "value", "key_rope")
-"""As the vendors' documents name the caches of these ops."""
+OWN_CACHES = {
+    "lightning_indexer": ("key",),
+    "sparse_flash_attention": ("key", "value", "key_rope"),
+    "compressed_indexer": ("key",),
+    "compressed_attention": ("compressed",),
+}
+"""Op -> its parameters that are caches under other names."""
 
 
 def as_the_ops_say(op, args) -> tuple:
     """Copies of arguments on the host, caches in the layout of the op interface."""
     host = pytree.tree_map_only(Tensor, Tensor.cpu, args)
-    paged = OF_CACHES + (OF_SPARSE_ATTENTION if op.name in SPARSE_ATTENTION else ())
+    paged = OF_CACHES + OWN_CACHES.get(op.name, ())
     return tuple(
         LAYOUT.canonical(arg) if parameter in paged and arg is not None and arg.dim() == 4 else arg
         for parameter, arg in zip(op.parameters, host, strict=False)

@@ -185,8 +185,8 @@ MUTATIONS = (
     Mutation(
         "a prompt attends to keys as they came, and not as a quantised cache holds them",
         "dlinfer/framework/lmdeploy_ext/layers/attention.py",
-        "if meta.is_prefill_no_cache and not quantised and not self.is_chunked:",
-        "if meta.is_prefill_no_cache and not self.is_chunked:",
+        "if meta.is_prefill_no_cache and not quantised and not in_chunks:",
+        "if meta.is_prefill_no_cache and not in_chunks:",
         ("tests/framework/lmdeploy_ext/layers/quantised/test_kv_quantisation.py", "-k", "holds"),
     ),
 )

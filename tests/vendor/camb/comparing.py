@@ -8,7 +8,10 @@ from dlinfer.vendor.camb import VENDOR
 from tests.ops import cases
 
 LAYOUT = VENDOR.kv_cache_layout
-CACHES = ("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros", "key", "value", "key_rope", "cache")
+CACHES = (
+    *("k_cache", "v_cache", "k_scales_zeros", "v_scales_zeros"),
+    *("key", "value", "key_rope", "cache", "compressed"),
+)
 """Arguments that lie as the vendor lays caches out, where they have four dimensions."""
 
 
