@@ -280,6 +280,12 @@ class Plain(nn.Module):
     ],
 )
 def test_nodes_are_refused_with_their_reason(function, data, why):
+    try:
+        function(data)
+    except RuntimeError:  # torch 2.15 refuses a mask and is_causal
+        with pytest.raises(Exception, match="is_causal"):
+            compiled(Plain(function), dynamic=False, **HERE)(data)
+        return
     with pytest.raises(GraphFallbackError, match=why):
         compiled(Plain(function), dynamic=False, **HERE)(data)
 
