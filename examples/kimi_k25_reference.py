@@ -2,7 +2,7 @@
 
 transformers' own processor needs torchvision. For images that need no resizing it does what this one does: zeros at
 the right and below, to whole tokens; channels scaled; patches row by row; as many tokens in the text as an image has.
-Jobs are those of ``hf_vision_reference.py``, with small images.
+A job has the form that ``hf_vision_reference.py`` reads. Its images are small.
 """
 
 from pathlib import Path

@@ -31,8 +31,9 @@ _BY_NAME: dict[str, tuple[str, ...]] = {
     "dlinfer.moe_gating_topk_softmax": ("router_logits",),
     **{
         f"dlinfer.fused_moe{kind}": ("hidden_states", "topk_weights", "topk_ids")
-        for kind in " _bf12 _blocked_fp8 _clamped _gguf _limited _limited_mxfp4 _mxfp4 _static_fp8 _w4a16 _w8a8".split(
-            " "
+        for kind in (
+            *("", "_bf12", "_blocked_fp8", "_clamped", "_gguf", "_limited", "_limited_mxfp4", "_mxfp4"),
+            *("_static_fp8", "_w4a16", "_w8a8"),
         )
     },
 }

@@ -62,8 +62,8 @@ def dense(
 ):
     """One sequence in float64: q [T, H, D] are the last positions of k, v [S, Hkv, D].
 
-    images: (begin, end) of each, in positions; its queries see all of it. chunk: the tokens of a chunk of the text, out
-    of which no query sees; 0 for none. block: the tokens of a block, up to whose end its queries see; 0 for none.
+    images: (begin, end) of each, in positions; its queries see all of it. chunk: tokens of a chunk; a query sees only
+        its own chunk. block: tokens of a block; a query sees all of its own block. 0 means that there are none.
     """
     q, k, v = q.double(), k.double(), v.double()
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
