@@ -63,7 +63,7 @@ ARROWS: dict[str, str] = {
     "dlinfer.framework.lmdeploy_ext.ranks": "ops framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device",
     "dlinfer.framework.lmdeploy_ext.faults.sampling": "framework framework.lmdeploy_ext.device",
-    "dlinfer.framework.lmdeploy_ext.faults.models": "framework framework.lmdeploy_ext.device "
+    "dlinfer.framework.lmdeploy_ext.faults.models": "ops framework framework.lmdeploy_ext.device "
     "framework.lmdeploy_ext.layers",
     "dlinfer.framework.lmdeploy_ext.vision": "errors ops framework framework.lmdeploy_ext.errors "
     "framework.lmdeploy_ext.device framework.lmdeploy_ext.faults.models",

@@ -291,3 +291,14 @@ def test_a_wrong_argument_is_named_while_compiling():
     function = compiled(lambda x, w: ops.rms_norm(x, w, 1e-6), "aot_eager")
     with pytest.raises(Exception, match="argument weight: expected size 8 in dimension 0"):
         function(torch.randn(2, 8), torch.randn(9))
+
+
+def test_sizes_that_a_graph_cannot_know():
+    x, cos, sin = torch.randn(5, 2, 8), torch.randn(5, 1, 4), torch.randn(5, 1, 4)
+    for tensor in (x, cos, sin):
+        torch._dynamo.decorators.mark_unbacked(tensor, 0)
+
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return ops.apply_rotary_pos_emb_interleaved(x, cos, sin, False)
+
+    torch.testing.assert_close(compiled(rotated, "aot_eager")(x, cos, sin), rotated(x, cos, sin))

@@ -11,7 +11,7 @@ from dlinfer.ops.core.checks import Rules
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import Product, check_ids, routed
+from dlinfer.ops.moe.routing import check_ids, matrix_products, routed
 
 
 @fused_op(tolerances=TOLERANCES)
@@ -44,13 +44,11 @@ def fused_moe_clamped(
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_clamped.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    def by(weights: Tensor, bias: Tensor) -> Product:
-        return lambda rows, expert: rows.to(wide) @ weights[expert].to(wide).t() + bias[expert].to(wide)
-
-    products = by(gate_up_weights, gate_up_bias), by(down_weights, down_bias)
+    gate_up = matrix_products(wide, gate_up_weights, gate_up_bias)
+    down = matrix_products(wide, down_weights, down_bias)
     activated = partial(clamped, alpha=alpha, limit=limit)
     experts = gate_up_weights.shape[0]
-    return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
+    return routed(hidden_states, experts, topk_weights, topk_ids, False, gate_up, down, activated)
 
 
 def clamped(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from dlinfer.errors import UnsupportedFeatureError
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
-from dlinfer.ops.moe.routing import Product, check_ids, choices, refuse_expert_parallel, routed
+from dlinfer.ops.moe.routing import check_ids, choices, matrix_products, refuse_expert_parallel, routed
 from dlinfer.utils.type_annotation import MoeMetadata
 
 _ROUNDING = "an expert's activation and result may be rounded to the tensors' dtype before the sum"
@@ -34,10 +34,7 @@ def fused_moe(
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    def by(weights: Tensor) -> Product:
-        return lambda rows, expert: rows.to(wide) @ weights[expert].to(wide).t()
-
-    products = by(gate_up_weights), by(down_weights)
+    products = (matrix_products(wide, weights) for weights in (gate_up_weights, down_weights))
     return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 

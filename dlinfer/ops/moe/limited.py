@@ -12,7 +12,8 @@ from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import fused_op
 from dlinfer.ops.moe.clamped import check_limit
 from dlinfer.ops.moe.floating import TOLERANCES
-from dlinfer.ops.moe.routing import Product, check_ids, choices, routed
+from dlinfer.ops.moe.mxfp4 import mxfp4_products
+from dlinfer.ops.moe.routing import check_ids, choices, matrix_products, routed
 from dlinfer.ops.quantised.packing import MXFP4
 
 
@@ -43,10 +44,8 @@ def fused_moe_limited(
     check_ids(topk_ids, experts, fused_moe_limited.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    def by(weights: Tensor) -> Product:
-        return lambda rows, expert: rows.to(wide) @ weights[expert].to(wide).t()
-
-    products, activated = (by(gate_up_weights), by(down_weights)), partial(limited, limit=limit)
+    products = (matrix_products(wide, weights) for weights in (gate_up_weights, down_weights))
+    activated = partial(limited, limit=limit)
     return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
 
 
@@ -80,14 +79,10 @@ def fused_moe_limited_mxfp4(
     check_ids(topk_ids, experts, fused_moe_limited_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    def by(weights: Tensor, scales: Tensor) -> Product:
-        return lambda rows, expert: (
-            rows.to(wide) @ MXFP4.dequantise(weights[expert], scales[expert], None, wide)
-        )
-
-    products = by(gate_up_weights, gate_up_scales), by(down_weights, down_scales)
+    gate_up = mxfp4_products(wide, gate_up_weights, gate_up_scales)
+    down = mxfp4_products(wide, down_weights, down_scales)
     activated = partial(limited, limit=limit)
-    return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
+    return routed(hidden_states, experts, topk_weights, topk_ids, False, gate_up, down, activated)
 
 
 def limited(gate: Tensor, up: Tensor, limit: float) -> Tensor:

@@ -48,17 +48,23 @@ def fused_moe_mxfp4(
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe_mxfp4.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    def by(weights: Tensor, scales: Tensor, bias: Tensor) -> Product:
-        def product(rows: Tensor, expert: int) -> Tensor:
-            weight = MXFP4.dequantise(weights[expert], scales[expert], None, wide)
-            return rows.to(wide) @ weight + bias[expert].to(wide)
-
-        return product
-
-    products = by(gate_up_weights, gate_up_scales, gate_up_bias), by(down_weights, down_scales, down_bias)
+    gate_up = mxfp4_products(wide, gate_up_weights, gate_up_scales, gate_up_bias)
+    down = mxfp4_products(wide, down_weights, down_scales, down_bias)
     activated = partial(clamped, alpha=alpha, limit=limit)
     experts = gate_up_weights.shape[0]
-    return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
+    return routed(hidden_states, experts, topk_weights, topk_ids, False, gate_up, down, activated)
+
+
+def mxfp4_products(
+    dtype: torch.dtype, weights: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> Product:
+    """Return ``matrix_products`` by weights in the layout MXFP4; one expert's at a time are dequantised."""
+
+    def product(rows: Tensor, expert: int) -> Tensor:
+        result = rows.to(dtype) @ MXFP4.dequantise(weights[expert], scales[expert], None, dtype)
+        return result if bias is None else result + bias[expert].to(dtype)
+
+    return product
 
 
 fused_moe_mxfp4.takes(

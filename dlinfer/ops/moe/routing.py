@@ -92,6 +92,16 @@ Product = Callable[[Tensor, int], Tensor]
 """A function of (rows, expert). It returns the rows times that expert's weight, in float32 at least."""
 
 
+def matrix_products(dtype: torch.dtype, weights: Tensor, bias: Tensor | None = None) -> Product:
+    """Return the product by weights [experts, out, in], computed in ``dtype``, plus the expert's row of bias."""
+
+    def product(rows: Tensor, expert: int) -> Tensor:
+        result = rows.to(dtype) @ weights[expert].to(dtype).t()
+        return result if bias is None else result + bias[expert].to(dtype)
+
+    return product
+
+
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up. The default for ``activated`` in ``routed``."""
     return functional.silu(gate) * up

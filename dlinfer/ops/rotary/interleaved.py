@@ -59,8 +59,13 @@ def _check_apply_rotary_pos_emb_interleaved(
             lambda table=table: tuple(table.shape),
         )
         for dim in range(2, table.dim() + 1):
-            if table.shape[-dim] != 1:
-                rules.size(name, table, -dim, shape[-dim], "native_input's size, or 1")
+            # One condition, because an unbacked size cannot choose a branch.
+            rules.require(
+                (table.shape[-dim] == shape[-dim]) | (table.shape[-dim] == 1),
+                name,
+                lambda dim=dim: f"size {shape[-dim]} or 1 in dimension {-dim} (native_input's size)",
+                lambda table=table: tuple(table.shape),
+            )
 
 
 @apply_rotary_pos_emb_interleaved.samples

@@ -75,9 +75,11 @@ def features(
 def _attention(block: Any, x: Tensor, tables: tuple[Tensor, Tensor], ends: Tensor, lengths: Tensor) -> Tensor:
     heads, size = block.num_heads, block.hidden_size_per_attention_head
     q, k, v = block.wqkv(x).view(-1, 3, heads, size).unbind(1)
+    cos, sin = (table[:, None] for table in tables)
+    q, k = (ops.apply_rotary_pos_emb_interleaved(x.float(), cos, sin, False).to(x.dtype) for x in (q, k))
     out = ops.prefill_attention(
-        _rotated(q, *tables),
-        _rotated(k, *tables),
+        q,
+        k,
         v,
         None,
         None,
@@ -92,11 +94,3 @@ def _attention(block: Any, x: Tensor, tables: tuple[Tensor, Tensor], ends: Tenso
         causal=False,
     )
     return block.wo(out.flatten(1))
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of x [patches, heads, head size] by angles whose cos and sin are given."""
-    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[:, None], sin[:, None]
-    turned = torch.stack((first * cos - second * sin, first * sin + second * cos), -1)
-    return turned.flatten(-2).to(x.dtype)

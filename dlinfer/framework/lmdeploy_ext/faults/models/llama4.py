@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlinfer import ops
 from dlinfer.framework.lmdeploy_ext.device.activation import corrects
 from dlinfer.framework.lmdeploy_ext.faults.models import image_prompts
 from dlinfer.framework.lmdeploy_ext.faults.models.one_position import of_images
@@ -134,8 +135,7 @@ def _rotary_table(original: Original, self: Any, config: Any, dtype: Any = None,
     original(self, config, dtype, device)
     cos, sin = torch.view_as_real(self.freqs_ci).unbind(-1)
     del self.freqs_ci
-    table = torch.stack([torch.stack([cos, cos], -1), torch.stack([-sin, sin], -1)])
-    self.register_buffer("freqs_ci", table, persistent=False)
+    self.register_buffer("freqs_ci", torch.stack([cos, sin]), persistent=False)
 
 
 @corrects(
@@ -143,17 +143,14 @@ def _rotary_table(original: Original, self: Any, config: Any, dtype: Any = None,
     why="multiplies complex numbers, and infers a size beside the number of images, which a graph cannot know",
 )
 def _attend_to_patches(original: Original, self: Any, hidden_states: Tensor, freqs_ci: Tensor) -> Tensor:
-    """Compute attention among the patches of each tile, [tiles, patches, width]. freqs_ci: the table above."""
+    """Compute attention among the patches of each tile, [tiles, patches, width].
+
+    freqs_ci: the table above, [2, patches, 1, size / 2] with cos and sin.
+    """
     q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in self.qkv_proj(hidden_states).chunk(3, -1))
-    q, k, v = (x.transpose(1, 2) for x in (_turned(q, freqs_ci), _turned(k, freqs_ci), v))
-    out = functional.scaled_dot_product_attention(q, k, v)
+    q, k = (ops.apply_rotary_pos_emb_interleaved(x.float(), *freqs_ci, False).to(x.dtype) for x in (q, k))
+    out = functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
     return self.o_proj(out.transpose(1, 2).flatten(2))
-
-
-def _turned(x: Tensor, table: Tensor) -> Tensor:
-    """Turn x [tiles, patches, heads, size] by a table [2, patches, 1, size / 2, 2] of cos, and of -sin and sin."""
-    pairs = x.float().unflatten(-1, (-1, 2))
-    return (pairs * table[0] + pairs.flip(-1) * table[1]).flatten(3).type_as(x)
 
 
 @corrects(f"{_VISION}.build_preprocessor", why="cannot start without torchvision, even for texts alone")

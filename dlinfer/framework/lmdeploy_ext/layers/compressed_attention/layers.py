@@ -162,17 +162,15 @@ class HyperConnections(FromSpec, HCPrePostImpl):
         return (post[..., None] * x[..., None, :].float() + mixed).to(x.dtype)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def partial_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x [N, heads, size] with the last 2R numbers of each head rotated, in pairs of neighbours.
 
     cos, sin: [N, R]. Computed in float32 and rounded once. Source: RoFormer (Su et al., 2021, arXiv:2104.09864).
     """
-    rotated = 2 * cos.shape[-1]
-    kept, pairs = x[..., :-rotated], x[..., -rotated:].float().unflatten(-1, (-1, 2))
-    first, second = pairs.unbind(-1)
-    cos, sin = cos[:, None].float(), sin[:, None].float()
-    turns = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((kept, turns.flatten(-2).to(x.dtype)), dim=-1)
+    kept, pairs = x.split((x.shape[-1] - 2 * cos.shape[-1], 2 * cos.shape[-1]), dim=-1)
+    angles = cos[:, None].float(), sin[:, None].float()
+    rotated = ops.apply_rotary_pos_emb_interleaved(pairs.float(), *angles, False)
+    return torch.cat((kept, rotated.to(x.dtype)), dim=-1)
 
 
 def unweighted_norm(x: Tensor, eps: float) -> Tensor:

@@ -283,12 +283,15 @@ def _attention(
     the sequences' states. caches: of ``_caches``. rotary_pos_emb: cos and sin, [N, R]. compress_pos_emb: cos and sin of
     the entries that end at the tokens, and the slots of these entries; None for a layer without entries.
     """
-    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention.layers import turned, unweighted_norm
+    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention.layers import (
+        partial_rotary,
+        unweighted_norm,
+    )
 
     latent = self.q_norm(self.wq_a(x))
     heads = self.wq_b(latent)[0].unflatten(-1, (self.n_local_heads, self.head_dim))
-    query = turned(unweighted_norm(heads, self.eps), *rotary_pos_emb)
-    kv = turned(self.kv_norm(self.wkv(x))[0, :, None], *rotary_pos_emb)[:, 0]
+    query = partial_rotary(unweighted_norm(heads, self.eps), *rotary_pos_emb)
+    kv = partial_rotary(self.kv_norm(self.wkv(x))[0, :, None], *rotary_pos_emb)[:, 0]
     window, *rest = caches
     entries = chosen = None
     if self.compressor is not None:
@@ -299,7 +302,7 @@ def _attention(
     cached = ((window, entries), slot, chosen)
     out = self.attn_fwd.impl.forward(query, kv, self.attn_sink, v4_meta, *cached)
     cos, sin = rotary_pos_emb
-    grouped = turned(out, cos, -sin).unflatten(1, (self.n_local_groups, -1)).flatten(2)
+    grouped = partial_rotary(out, cos, -sin).unflatten(1, (self.n_local_groups, -1)).flatten(2)
     product = torch.bmm(grouped.transpose(0, 1), self.wo_a.weight).transpose(0, 1)
     return self.wo_b(product.flatten(1)[None])
 
@@ -311,12 +314,12 @@ def _compress(
 
     caches: the compressor's state and its cache of entries. positions: cos, sin and slots of the entries.
     """
-    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention.layers import turned
+    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention.layers import partial_rotary
 
     layer, (state, cache), (cos, sin, slots) = compressor.compressor_impl.impl, caches, positions
     projections = (compressor.wkv(x)[0], compressor.wgate(x)[0])
     raw = layer.compress(*projections, compressor.ape, state, slot, meta)
-    entries = turned(compressor.norm(raw)[:, None], cos, sin)[:, 0]
+    entries = partial_rotary(compressor.norm(raw)[:, None], cos, sin)[:, 0]
     layer.write(entries, cache, slots)
     return cache
 
@@ -326,9 +329,9 @@ def _choose(indexer: Any, x: Tensor, latent: Tensor, keys: Tensor, meta: Any, ro
 
     The scale of the scores is left out: it is above zero and the same for all entries, so it changes no order.
     """
-    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention.layers import turned
+    from dlinfer.framework.lmdeploy_ext.layers.compressed_attention.layers import partial_rotary
 
-    query = turned(indexer.wq_b(latent)[0].unflatten(-1, (-1, indexer.head_dim)), *rotary)
+    query = partial_rotary(indexer.wq_b(latent)[0].unflatten(-1, (-1, indexer.head_dim)), *rotary)
     return indexer.indexer_fwd(query, indexer.weights_proj(x)[0], keys, meta)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lmdeploy.pytorch.models import llama4 as models
+from torch.nn import functional
 from transformers import Llama4VisionConfig
 from transformers.models.llama4 import modeling_llama4 as oracle
 
@@ -20,15 +21,20 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation, "_active", "cpu")
 
 
-def test_patches_turn_as_in_transformers() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patches_attend_as_in_transformers(dtype: torch.dtype) -> None:
     config = Llama4VisionConfig(
         hidden_size=32, num_attention_heads=2, image_size=16, patch_size=4, rope_parameters=None
     )
     table = models.Llama4VisionRotaryEmbedding(config)(None)
     assert not table.is_complex()
-    x = torch.randn(3, 17, 2, 16)
-    expected, _ = oracle.vision_apply_rotary_emb(x, x, oracle.Llama4VisionRotaryEmbedding(config)(x))
-    torch.testing.assert_close(llama4._turned(x, table), expected)
+    projections = torch.randn(3, 17, 3 * 32).to(dtype)
+    attention = SimpleNamespace(head_dim=16, qkv_proj=lambda x: x, o_proj=lambda x: x)
+    found = llama4._attend_to_patches.build(lambda *_: None)(attention, projections, table)
+    q, k, v = (x.unflatten(-1, (2, 16)) for x in projections.chunk(3, -1))
+    q, k = oracle.vision_apply_rotary_emb(q, k, oracle.Llama4VisionRotaryEmbedding(config)(q))
+    expected = functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
