@@ -36,12 +36,21 @@ def without_compiler() -> bool:
 
 
 def reason_without_tiles() -> str:
-    """Why this process does not run the kernel for many rows; empty if it does."""
+    """Why this process does not run the kernels with AMX tiles; empty if it does."""
     level = current().cpu_isa
     if level:
         return "" if isa.modelled(level) == "amx" else f"DLINFER_CPU_ISA is {level}"
     missing = [flag for flag in ("amx_tile", "amx_bf16", "avx512_bf16") if flag not in cpu_flags().split()]
     return f"this CPU has no {', '.join(missing)}" if missing else ""
+
+
+def reason_without_panels() -> str:
+    """Why this process does not run the kernel for many rows with AMX tiles or AVX512-BF16; empty if it does."""
+    level = current().cpu_isa
+    if level:
+        fits = isa.modelled(level) in ("avx512_bf16", "avx512_fp16", "amx")
+        return "" if fits else f"DLINFER_CPU_ISA is {level}"
+    return "" if "avx512_bf16" in cpu_flags().split() else "this CPU has no avx512_bf16"
 
 
 needs_compiler = pytest.mark.skipif(without_compiler(), reason="no C++ compiler is installed")
@@ -329,10 +338,10 @@ class TestResultMemory:
 
 
 @needs_compiler
-@pytest.mark.skipif(bool(reason_without_tiles()), reason=reason_without_tiles())
+@pytest.mark.skipif(bool(reason_without_panels()), reason=reason_without_panels())
 @pytest.mark.usefixtures("library")
 class TestManyRows:
-    """The kernel with AMX tiles: bfloat16, from three rows to as many as torch is as fast with."""
+    """The kernel with AMX tiles or AVX512-BF16, in bfloat16, and the one for fewer rows beside it."""
 
     @given(
         rows=st.integers(3, 1030),
@@ -386,8 +395,8 @@ class TestManyRows:
             tensor(0, (1024, in_features), torch.bfloat16),
             tensor(1, (70, in_features), torch.bfloat16),
         )
-        together = linear(x, weight)
-        for first, rows in ((0, 3), (5, 16), (0, 65), (0, 100), (7, 300), (100, 700)):
+        together, few = linear(x, weight), torch.ops.dlinfer_cpu.linear_max_inputs.default(torch.bfloat16)
+        for first, rows in ((0, few + 1), (5, few + 14), (0, 65), (0, 100), (7, 300), (100, 700)):
             assert torch.equal(linear(x[first : first + rows], weight), together[first : first + rows])
 
     @pytest.mark.parametrize(("out_features", "in_features"), [(777, 900), (40, 4864), (10, 64)])

@@ -56,7 +56,7 @@ void multiply(const PackedWeight& weight, Rows<const BFloat16> x, int64_t column
   });
 }
 
-#if defined(DLINFER_HAS_TILES)
+#if defined(DLINFER_HAS_PANELS)
 struct Source {
   const Matrix& matrix;
   Exponents exponents;
@@ -87,26 +87,16 @@ void multiply_in_tiles(const Matrix& matrix, Rows<const BFloat16> x, const BFloa
 }
 #endif
 
-// Returns whether AMX tiles multiply so many rows of x. They take as many rows of a plain weight. So each sum has the
-// same order, and the same bits, whichever way the weight is stored. With 3 to 5 rows few_rows.h would be a fifth faster.
-bool packed_tiles_take([[maybe_unused]] int64_t inputs) {
-#if defined(DLINFER_HAS_TILES)
-  return (inputs > kUntilTiles || batch_invariant()) && tiles_granted();
-#else
-  return false;
-#endif
-}
-
 Tensor linear_bf12(Tensor x, Tensor weight, MaybeTensor bias, int64_t out_features) {
   check(x, weight, bias, out_features);
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x);
   const Matrix matrix(weight, out_features, columns);
-  if (inputs > max_packed_inputs() && !packed_tiles_take(inputs)) return linear(x, unpacked(matrix), bias);
+  if (inputs > max_packed_inputs() && !tiles_take(ScalarType::BFloat16, inputs)) return linear(x, unpacked(matrix), bias);
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, out_features);
-#if defined(DLINFER_HAS_TILES)
-  if (packed_tiles_take(inputs)) {
+#if defined(DLINFER_HAS_PANELS)
+  if (tiles_take(ScalarType::BFloat16, inputs)) {
     multiply_in_tiles(matrix, {data(x), layers::row_stride(x), inputs}, bias ? data(*bias) : nullptr, false,
                       static_cast<BFloat16*>(out.mutable_data_ptr()));
     return out;
@@ -122,14 +112,14 @@ Tensor linear_bf12_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias, int64
   STD_TORCH_CHECK(out_features % 2 == 0, "linear_bf12_silu_and_mul: weight is [2 * intermediate, in_features]");
   const int64_t columns = x.size(x.dim() - 1), inputs = layers::leading_count(x), features = out_features / 2;
   const Matrix matrix(weight, out_features, columns);
-  if ((inputs > max_packed_inputs() && !packed_tiles_take(inputs)) || features % kStrip != 0) {
+  if ((inputs > max_packed_inputs() && !tiles_take(ScalarType::BFloat16, inputs)) || features % kStrip != 0) {
     return by_torch("dlinfer_cpu::silu_and_mul", linear_bf12(x, weight, bias, out_features));
   }
   x = layers::with_even_rows(x);
   if (bias && !layers::dense_rows(*bias)) bias = torch::stable::contiguous(*bias);
   Tensor out = layers::empty_result(x, features);
-#if defined(DLINFER_HAS_TILES)
-  if (packed_tiles_take(inputs)) {
+#if defined(DLINFER_HAS_PANELS)
+  if (tiles_take(ScalarType::BFloat16, inputs)) {
     multiply_in_tiles(matrix, {data(x), layers::row_stride(x), inputs}, bias ? data(*bias) : nullptr, true,
                       static_cast<BFloat16*>(out.mutable_data_ptr()));
     return out;

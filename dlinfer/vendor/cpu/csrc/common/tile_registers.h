@@ -12,6 +12,14 @@
 //   a tile is zeroed, then the last load   5.7          14.4
 #pragma once
 
+#include "common/lanes.h"
+
+namespace dlinfer {
+
+constexpr int kTile = 16;  // rows of a tile, and words of 32 bits in each
+
+}  // namespace dlinfer
+
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define DLINFER_HAS_TILES 1
 
@@ -20,11 +28,7 @@
 
 #include <cstdint>
 
-#include "common/lanes.h"
-
 namespace dlinfer {
-
-constexpr int kTile = 16;  // rows of a tile, and words of 32 bits in each
 
 static_assert(kLanes == kTile);
 

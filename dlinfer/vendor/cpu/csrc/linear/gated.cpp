@@ -35,7 +35,7 @@ Tensor linear_silu_and_mul(Tensor x, Tensor weight, MaybeTensor bias) {
   Tensor out = layers::empty_result(x, weight.size(0) / 2);
   const auto run_as = [&]<class T>(T) {
     const auto data = [](const Tensor& t) { return static_cast<const T*>(t.const_data_ptr()); };
-#if defined(DLINFER_HAS_TILES)
+#if defined(DLINFER_HAS_PANELS)
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (!few) {
         const Rows<const T> rows{data(weight), weight.stride(0), weight.size(0)};

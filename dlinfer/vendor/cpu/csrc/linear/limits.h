@@ -19,7 +19,7 @@
 #include "common/processor.h"
 #include "linear/few_rows.h"
 #include "linear/float_blocks.h"
-#include "common/tile_registers.h"
+#include "tiles/block.h"
 
 namespace dlinfer {
 
@@ -48,8 +48,8 @@ constexpr int64_t kUntilBlocks = 64;
 constexpr int64_t kUntilBlocks = 48;
 #endif
 
-// Whether float_blocks.h takes what is too many rows for few_rows.h. With AVX-512 only float32: in bfloat16 and float16
-// few_rows.h is as fast with any number of rows, and gives a row the same bits in any company.
+// Whether float_blocks.h takes what is too many rows for few_rows.h. With AVX-512 only float32: in 16 bits few_rows.h is
+// as fast with any number of rows, and gives a row the same bits in any company; tiles/ is faster in bfloat16.
 #if defined(DLINFER_HAS_FLOAT_BLOCKS) && defined(__AVX512F__)
 template <class T>
 constexpr bool kTakesBlocks = std::is_same_v<T, float>;
@@ -61,25 +61,18 @@ template <class T>
 constexpr bool kTakesBlocks = false;
 #endif
 
+// Likewise, where tiles/ takes what is more, however many rows there are. Measured on a Xeon of the Emerald Rapids kind:
+// with three rows both are as fast. With four the tiles are ahead, with 16 by a factor of two and more; one row takes
+// them 15 % longer.
+//
+// AVX512-BF16 multiplies 16 rows of x in the time of one. Zen 4, two threads, out x in 9728 x 896: with 24 rows it takes
+// 1.2 times as long as few_rows.h, with 32 as long, and 0.9 times from 64 on, at 0.92 of the peak. torch's product has
+// 0.85 of the peak there, packs the weight anew at each call, and leaves threads of OpenMP's that look for work.
 #if defined(DLINFER_HAS_TILES)
-// Likewise, where our tiles take what is more. Measured on a Xeon of the Emerald Rapids kind: with three rows both are
-// as fast. With four the tiles are ahead, with 16 by a factor of two and more; one row takes them 15 % longer.
 constexpr int64_t kUntilTiles = 2;
+#elif defined(DLINFER_HAS_PANELS)
+constexpr int64_t kUntilTiles = 24;
 #endif
-
-// From Zen 4 on bfloat16 is ours, however many rows there are.
-//
-// Zen 4, two threads of one, against torch 2.13: both are at 0.85 to 0.95 of the peak from 128 rows on. Apart, torch's
-// product is 3 % ahead at some sizes; but ours of gate and up goes through the activation before it is written, and
-// leaves no threads of OpenMP's that look for work. LMDeploy's step of 288 rows took 576 ms with torch's and 561 with
-// ours, of 512 rows 1070 and 1020; with weights of 12 bits, which torch's reads from memory unpacked, 658 and 570, 1085
-// and 1030.
-//
-// Zen 5, likewise: bfloat16 takes torch 1.3 times as long with 64 rows, 1.2 with 128. From 256 on both are at 0.85 of
-// the peak, and ours is behind by a tenth where a row of the weight is read in several chunks. It is taken all the
-// same: torch's threads, OpenMP's, go on looking for work after a product and have a CPU each meanwhile. A model's
-// linear layers, with every fourth one torch's, took 601 ms for 512 rows and 358 for 256; with all of them ours, 529
-// and 268. In LMDeploy a prompt took 2 to 3 % longer than with torch's.
 
 // Likewise, where results are batch-invariant: all rows, or none where tiles take them. One row takes tiles 15 % longer.
 inline int64_t max_invariant_inputs(torch::headeronly::ScalarType dtype) {
@@ -109,13 +102,10 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
       return kTakesBlocks<float> ? kUntilBlocks : kUntilTorch<float>;
     case ScalarType::BFloat16:
       if (kTakesBlocks<BFloat16>) return kUntilBlocks;
-#if defined(DLINFER_HAS_TILES)
-      if (tiles_granted()) return kUntilTiles;
+#if defined(DLINFER_HAS_PANELS)
+      if (tiles::granted()) return kUntilTiles;
 #endif
       if (lacks_for_torch(Instructions::kBFloat16)) return kAnyNumber;
-#if defined(__AVX512BF16__)
-      if (design() != Design::kOther) return kAnyNumber;
-#endif
       return kUntilTorch<BFloat16>;
 #if defined(DLINFER_HAS_HALF)
     case ScalarType::Half:
@@ -128,10 +118,10 @@ inline int64_t max_inputs(torch::headeronly::ScalarType dtype) {
   }
 }
 
-// Returns whether AMX tiles multiply so many rows of x.
+// Returns whether tiles/ multiplies so many rows of x.
 inline bool tiles_take([[maybe_unused]] torch::headeronly::ScalarType dtype, [[maybe_unused]] int64_t inputs) {
-#if defined(DLINFER_HAS_TILES)
-  return dtype == torch::headeronly::ScalarType::BFloat16 && tiles_granted() && inputs > max_inputs(dtype);
+#if defined(DLINFER_HAS_PANELS)
+  return dtype == torch::headeronly::ScalarType::BFloat16 && tiles::granted() && inputs > max_inputs(dtype);
 #else
   return false;
 #endif

@@ -80,7 +80,7 @@ void run_as(const Tensor& x, int64_t inputs, const std::vector<Tensor>& weights,
     if (inputs > max_inputs(x.scalar_type())) return float_blocks::multiply<T>({data(x), stride, inputs}, columns, jobs);
   }
 #endif
-#if defined(DLINFER_HAS_TILES)
+#if defined(DLINFER_HAS_PANELS)
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (inputs > max_inputs(ScalarType::BFloat16)) {
       std::vector<tiles::BFloat16Job> tile_jobs;

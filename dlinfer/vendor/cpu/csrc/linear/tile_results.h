@@ -3,7 +3,7 @@
 
 #include "tiles/product.h"
 
-#if defined(DLINFER_HAS_TILES)
+#if defined(DLINFER_HAS_PANELS)
 
 #include <algorithm>
 #include <cstdint>

@@ -1,23 +1,24 @@
-// x @ weight.T for many rows of x, with the matrix instructions of AMX, in bfloat16 or int8. No weight is packed.
+// x @ weight.T for many rows of x, with the matrix instructions of AMX in bfloat16 or int8, or with AVX512-BF16. No
+// weight is packed.
 //
-// The instruction multiplies a tile of 16 rows of 64 bytes, as they lie in a row-major matrix, by a tile whose
-// neighbouring rows are interleaved. With the weight on the left nothing has to be done to it: computed is
-// out^T = weight @ x^T. Interleaved is x, which is smaller and serves several weights; out^T is transposed in registers
-// while it is rounded. Matrices are bytes here, and columns are counted in bytes: only the instruction knows their type.
+// AMX multiplies a tile of 16 rows of 64 bytes, as they lie in a row-major matrix, by a tile whose neighbouring rows are
+// interleaved. With the weight on the left nothing has to be done to it: computed is out^T = weight @ x^T. Interleaved
+// is x, which is smaller and serves several weights; out^T is transposed in registers while it is rounded. AVX512-BF16
+// does the same work by rows of a tile. Matrices are bytes here, and columns are counted in bytes: only the instruction
+// knows their type.
 // The work is cut five times:
 // - chunk: rows of x that are packed together: that takes at most 8 MiB, or 128 rows
 // - depth: columns, so many that the packed x stays in the second-level cache
 // - panel: 32 rows of the weight, which meet all of the chunk; meanwhile the next panel is prefetched
 // - part: columns of a panel, so many that they stay in the first-level cache
-// - block: a part times 32 rows of x, summed in tile registers
+// - block: a part times 32 rows of x, summed in registers (amx_block.h, avx512_block.h)
 //
-// Sums that are ready are rounded and written by a class of the caller's (linear/tile_results.h), a little between two
-// steps of the next block.
+// Sums that are ready are rounded and written by a class of the caller's (linear/tile_results.h).
 #pragma once
 
-#include "common/tile_registers.h"
+#include "tiles/block.h"
 
-#if defined(DLINFER_HAS_TILES)
+#if defined(DLINFER_HAS_PANELS)
 
 #include <algorithm>
 #include <cstdint>
@@ -27,16 +28,17 @@
 #include "common/lanes.h"
 #include "common/transpose.h"
 #include "linear/few_rows.h"
+#include "tiles/amx_block.h"
+#include "tiles/avx512_block.h"
 
 namespace dlinfer::tiles {
 
-using Byte = uint8_t;
-
-constexpr int kWidth = 64;                                 // bytes of a tile's row
-constexpr int kTileBytes = kTile * kWidth;
-constexpr int kPanel = 2 * kTile;                          // rows of the weight, or of x, in a block
 constexpr int kBlockSums = kPanel * kPanel;
+#if defined(DLINFER_HAS_TILES)
 constexpr int64_t kPartSteps = 16;                         // tiles along a part: 32 KiB of a panel
+#else
+constexpr int64_t kPartSteps = 32;                         // 22 KiB of a third of a panel
+#endif
 constexpr int64_t kDepthTiles = 512 * 32;                  // rows of x times tiles along a depth: 1 MiB
 constexpr int64_t kDepthUnit = 4;                          // tiles
 constexpr int64_t kGroup = 8;                              // panels whose sums are kept from depth to depth
@@ -135,86 +137,6 @@ struct Block {
   const float* gates;  // the same of the panel before it if the weight is gated, or null
 };
 
-// The operands of a block: `steps` tiles of each row.
-struct Factors {
-  const Byte* weight;
-  int64_t weight_stride;
-  const Byte* x;
-  int64_t x_next;  // bytes from 16 packed rows of x to the next 16
-  int64_t steps;
-};
-
-enum class Type { kBFloat16, kInt8 };
-
-// A block: sums[r * kPanel + c] (+)= dot(weight row r, x row c) over its columns, c < 16 * kTiles.
-// Meanwhile the block before it is finished, and two things are prefetched: the rows of `ahead`, as long as these, and
-// the memory of `out`, where this block will be written. Written to without that, a line that is in no cache would hold
-// up the stores behind it.
-template <Type kType, int kTiles, class Finish>
-void block_of_tiles(const Factors& of, bool add, Rows<const Byte> ahead, Rows<Byte> out, Finish& finish, float* sums) {
-  constexpr int64_t kSumsStride = kPanel * sizeof(float), kOutAtOnce = 4;
-  float *right = sums + kTile, *below = sums + kTile * kPanel, *corner = below + kTile;
-  if (add) {
-    _tile_loadd(0, sums, kSumsStride);
-    _tile_loadd(2, below, kSumsStride);
-    if constexpr (kTiles == 2) {
-      _tile_loadd(1, right, kSumsStride);
-      _tile_loadd(3, corner, kSumsStride);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const Byte* lower = of.weight + kTile * of.weight_stride;
-  for (int64_t step = 0; step < of.steps; ++step) {
-    // This part of the weight stays in the first-level cache; x, loaded with a hint, does not drive it out. Tiles are
-    // zeroed as common/tile_registers.h explains.
-    _tile_stream_loadd(6, of.x + step * kTileBytes, kWidth);
-    _tile_loadd(4, of.weight + step * kWidth, of.weight_stride);
-    _tile_loadd(5, lower + step * kWidth, of.weight_stride);
-    if constexpr (kType == Type::kBFloat16) {
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-    } else {
-      _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(2, 5, 6);
-    }
-    _tile_zero(6);
-    if constexpr (kTiles == 2) {
-      _tile_stream_loadd(7, of.x + of.x_next + step * kTileBytes, kWidth);
-      if constexpr (kType == Type::kBFloat16) {
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_zero(4);
-        _tile_dpbf16ps(3, 5, 7);
-      } else {
-        _tile_dpbssd(1, 4, 7);
-        _tile_zero(4);
-        _tile_dpbssd(3, 5, 7);
-      }
-      _tile_zero(7);
-    } else {
-      _tile_zero(4);
-    }
-    _tile_zero(5);
-    for (int64_t r = 0; r < ahead.count; ++r) {
-      __builtin_prefetch(ahead.data + r * ahead.stride + step * kWidth, 0, 2);
-    }
-    for (int64_t c = step * kOutAtOnce; c < std::min(out.count, (step + 1) * kOutAtOnce); ++c) {
-      __builtin_prefetch(out.data + c * out.stride, 1, 3);
-    }
-    if (finish.pending()) finish.advance();
-  }
-  while (finish.pending()) finish.advance();  // before its sums are overwritten
-  _tile_stored(0, sums, kSumsStride);
-  _tile_stored(2, below, kSumsStride);
-  if constexpr (kTiles == 2) {
-    _tile_stored(1, right, kSumsStride);
-    _tile_stored(3, corner, kSumsStride);
-  }
-}
-
 // Rows that are a multiple of this apart share so few places in the first-level cache that a part of a panel does not
 // stay there. Copied, they are a little farther apart.
 constexpr int64_t kCrowded = 2048, kApart = 256;
@@ -249,7 +171,9 @@ inline Panel panel_of(const Panels& panels, int64_t panel, int64_t column, int64
     }
   }
   std::fill(memory + count * stride, memory + kPanel * stride, Byte(0));
+#if defined(DLINFER_HAS_TILES)
   memory_is_read();
+#endif
   return {memory, stride};
 }
 
@@ -291,7 +215,7 @@ void group(const Panels& panels, int64_t begin, int64_t end, int64_t behind, con
           const float* const gates = complete && panels.gated ? sums - blocks * kBlockSums : nullptr;
           const Block block{panel, first + c, panels.rows(panel), some, sums, gates};
           const Rows<Byte> out = complete ? finish.memory(block) : Rows<Byte>{};
-          (some > kTile ? block_of_tiles<kType, 2, Finish> : block_of_tiles<kType, 1, Finish>)(
+          (some > kTile ? block_sums<kType, 2, Finish> : block_sums<kType, 1, Finish>)(
               factors, depth + step > 0, fetched, out, finish, sums);
           if (complete) finish.begin(block);
         }

@@ -3,7 +3,7 @@
 
 #include "tiles/product.h"
 
-#if defined(DLINFER_HAS_TILES)
+#if defined(DLINFER_HAS_PANELS)
 
 #include <algorithm>
 #include <cstdint>
@@ -52,7 +52,9 @@ void multiply(Rows<const Byte> x, int64_t columns, const std::vector<Job>& jobs)
     const int64_t cuts = threads == 1 ? 1 : std::clamp<int64_t>(4 * threads / total, 1, (blocks + 1) / 2);
     const int64_t piece = (blocks + cuts - 1) / cuts * kPanel;
     parallel_for(0, cuts * total, grain, [&](int64_t begin, int64_t end) {
+#if defined(DLINFER_HAS_TILES)
       const TileRegisters registers(kWholeTiles);
+#endif
       static thread_local Scratch scratch;
       int64_t before = 0;
       for (int64_t c = 0; c < rows.count; c += piece) {

@@ -1,0 +1,86 @@
+// A block's sums by AVX512-BF16, without AMX.
+//
+// A lane is a row of x. Each pair of neighbours in a row of the weight, broadcast to all lanes, meets 16 or 32 rows of
+// packed x. So sums stand in lanes from the beginning: none is added up over lanes, and a row of x has the same bits in
+// any lane and beside any other rows.
+#pragma once
+
+#include "tiles/block.h"
+
+#if defined(DLINFER_HAS_PANELS) && !defined(DLINFER_HAS_TILES)
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/lanes.h"
+
+namespace dlinfer::tiles {
+
+// kRows rows of the weight times 16 * kTiles rows of x: sums[r * kPanel + c] (+)= dot(weight row r, x row c).
+template <int kRows, int kTiles>
+__attribute__((noinline)) void strip_sums(const Factors& of, int64_t first, bool add, Rows<const Byte> ahead,
+                                          Rows<Byte> out, float* sums) {
+  Floats found[kRows][kTiles];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int t = 0; t < kTiles; ++t) {
+      found[r][t] = add ? load_as<Floats>(sums + r * kPanel + t * kTile) : Floats{};
+    }
+  }
+  // A few pointers and multiples of the stride, so that every address stays in registers.
+  const int64_t stride = of.weight_stride;
+  const Byte* weight = of.weight + first * stride;
+  const Byte* x = of.x;
+  for (int64_t step = 0; step < of.steps; ++step) {
+    for (int64_t r = 0; r < ahead.count; ++r) {
+      __builtin_prefetch(ahead.data + r * ahead.stride + step * kWidth, 0, 2);
+    }
+    if (step < out.count) __builtin_prefetch(out.data + step * out.stride, 1, 3);
+#pragma GCC unroll 2
+    for (int word = 0; word < kTile; ++word, x += kWidth, weight += 4) {
+      __m512bh own[kTiles];
+#pragma GCC unroll 2
+      for (int t = 0; t < kTiles; ++t) own[t] = (__m512bh)_mm512_load_ps(x + t * of.x_next);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const __m512bh pair = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(weight + r * stride));
+#pragma GCC unroll 2
+        for (int t = 0; t < kTiles; ++t) {
+          found[r][t] = (Floats)_mm512_dpbf16_ps((__m512)found[r][t], own[t], pair);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int t = 0; t < kTiles; ++t) {
+      _mm512_store_ps(sums + r * kPanel + t * kTile, (__m512)found[r][t]);
+    }
+  }
+}
+
+// A block: sums[r * kPanel + c] (+)= dot(weight row r, x row c) over its columns, c < 16 * kTiles. The block before it
+// is finished first. Meanwhile the rows of `ahead`, as long as these, are prefetched.
+template <Type kType, int kTiles, class Finish>
+void block_sums(const Factors& of, bool add, Rows<const Byte> ahead, Rows<Byte> out, Finish& finish, float* sums) {
+  static_assert(kType == Type::kBFloat16);
+  constexpr int kRows = kPanel / 3 + 1, kLast = kPanel - 2 * kRows;
+  while (finish.pending()) finish.advance();
+  const auto some = [&](int64_t part) {
+    const int64_t begin = ahead.count * part / 3, end = ahead.count * (part + 1) / 3;
+    return Rows<const Byte>{ahead.data + begin * ahead.stride, ahead.stride, end - begin};
+  };
+  const auto written = [&](int64_t part) {
+    const int64_t begin = out.count * part / 3, end = out.count * (part + 1) / 3;
+    return Rows<Byte>{out.data + begin * out.stride, out.stride, end - begin};
+  };
+  strip_sums<kRows, kTiles>(of, 0, add, some(0), written(0), sums);
+  strip_sums<kRows, kTiles>(of, kRows, add, some(1), written(1), sums + kRows * kPanel);
+  strip_sums<kLast, kTiles>(of, 2 * kRows, add, some(2), written(2), sums + 2 * kRows * kPanel);
+}
+
+}  // namespace dlinfer::tiles
+
+#endif
