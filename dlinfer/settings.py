@@ -112,7 +112,7 @@ class Settings:
         "quarter of the free memory, or 4 GiB if that is more, but at most half of the free memory",
     )
     cpu_step_seconds: float = _setting(
-        0.25,
+        0.5,
         "DLINFER_CPU_STEP_SECONDS",
         _positive,
         "target time in seconds between two tokens of a stream while LMDeploy's device cpu also reads "
