@@ -1,11 +1,11 @@
 // dlinfer_cpu::linear_bf12 and linear_bf12_silu_and_mul: the linear layers of linear/ with a weight that is packed
 // without loss. Results have the bits that linear/ gives for the plain weight, except where linear/ adds up in another
-// order. It leaves more rows than max_inputs() (limits.h) to AMX tiles or torch's product. It leaves a bias with gaps
-// to torch's product; here such a bias is copied.
+// order. It leaves more rows than max_inputs() (limits.h) to tiles/ or torch's product. It leaves a bias with gaps to
+// torch's product; here such a bias is copied.
 //
-// Few rows of x meet rows of the weight that were unpacked into a cache, and with AMX many rows do as well. Without AMX
-// the weight is unpacked into memory for more rows than few_rows.h takes, and linear/ does the rest. That memory is used
-// again by the next such layer.
+// Few rows of x meet rows of the weight that were unpacked into a cache, and where tiles/ has instructions many rows do
+// as well. Elsewhere the weight is unpacked into memory for more rows than few_rows.h takes, and linear/ does the rest.
+// That memory is used again by the next such layer.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

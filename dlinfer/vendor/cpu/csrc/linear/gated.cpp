@@ -1,5 +1,5 @@
 // dlinfer_cpu::linear_silu_and_mul: a linear layer of twice as many features and silu_and_mul behind it, as one kernel.
-// Where the product is neither few_rows.h's nor that of tiles, it is the two of them.
+// Where the product is neither few_rows.h's nor that of tiles/, it is the two of them.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

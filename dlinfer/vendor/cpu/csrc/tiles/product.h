@@ -4,8 +4,8 @@
 // AMX multiplies a tile of 16 rows of 64 bytes, as they lie in a row-major matrix, by a tile whose neighbouring rows are
 // interleaved. With the weight on the left nothing has to be done to it: computed is out^T = weight @ x^T. Interleaved
 // is x, which is smaller and serves several weights; out^T is transposed in registers while it is rounded. AVX512-BF16
-// does the same work by rows of a tile. Matrices are bytes here, and columns are counted in bytes: only the instruction
-// knows their type.
+// multiplies one row of such tiles at a time. Matrices are bytes here, and columns are counted in bytes: only the
+// instruction knows their type.
 // The work is cut five times:
 // - chunk: rows of x that are packed together: that takes at most 8 MiB, or 128 rows
 // - depth: columns, so many that the packed x stays in the second-level cache
