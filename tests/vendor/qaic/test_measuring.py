@@ -1,11 +1,13 @@
 """Metrics, their eleven lines, and the profile table."""
 
+import cProfile
 import re
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from dlinfer.vendor.qaic import Session, profile
@@ -105,6 +107,21 @@ def test_without_the_option_there_are_none(linear, call):
         getattr(session, call)()
 
 
+def loses_callers(model: str) -> bool:
+    """Return whether this CPython's cProfile forgets functions that call an extension's, as 3.12.1 and 3.13.0 do."""
+    session = onnxruntime.InferenceSession(model)
+    (name,) = (given.name for given in session.get_inputs())
+    data = DATA["data"]
+
+    def caller() -> None:
+        session.run(None, {name: data})
+
+    recorded = cProfile.Profile()
+    recorded.runcall(caller)
+    recorded.create_stats()
+    return not any(function == "caller" for _, _, function in recorded.stats)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.parametrize("backend", ["aic", "onnxruntime"])
 def test_profile_of_the_first_runs(linear, stand_in, capsys, backend):
     session = session_of(linear, backend, enable_profiling=True)
@@ -122,8 +139,10 @@ def test_profile_of_the_first_runs(linear, stand_in, capsys, backend):
         own, total = float(match[3]), float(match[4])
         assert int(match[2]) >= 1
         assert 0 <= own <= total + 1e-9
-    assert any("onnxruntime_inference_collection.py" in row and "'run'" in row for row in rows)
     assert not any("_lsprof" in row for row in rows)
+    if loses_callers(str(linear)):
+        pytest.skip("this CPython's cProfile forgets functions that call an extension's")
+    assert any("onnxruntime_inference_collection.py" in row and "'run'" in row for row in rows)
 
 
 def test_more_than_there_were_is_all_there_were(linear, capsys):

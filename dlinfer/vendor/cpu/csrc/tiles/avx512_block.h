@@ -18,7 +18,7 @@
 
 namespace dlinfer::tiles {
 
-// kRows rows of the weight times 16 * kTiles rows of x: sums[r * kPanel + c] (+)= dot(weight row r, x row c).
+// kRows rows of the weight times 16 * kTiles rows of x: sums[r * kPanel + c] (+)= dot(weight row first + r, x row c).
 template <int kRows, int kTiles>
 __attribute__((noinline)) void strip_sums(const Factors& of, int64_t first, bool add, Rows<const Byte> ahead,
                                           Rows<Byte> out, float* sums) {
@@ -63,23 +63,22 @@ __attribute__((noinline)) void strip_sums(const Factors& of, int64_t first, bool
 }
 
 // A block: sums[r * kPanel + c] (+)= dot(weight row r, x row c) over its columns, c < 16 * kTiles. The block before it
-// is finished first. Meanwhile the rows of `ahead`, as long as these, are prefetched.
+// is finished first. Meanwhile two things are prefetched: the rows of `ahead`, as long as these, and the memory of
+// `out`, where this block will be written.
 template <Type kType, int kTiles, class Finish>
 void block_sums(const Factors& of, bool add, Rows<const Byte> ahead, Rows<Byte> out, Finish& finish, float* sums) {
   static_assert(kType == Type::kBFloat16);
   constexpr int kRows = kPanel / 3 + 1, kLast = kPanel - 2 * kRows;
   while (finish.pending()) finish.advance();
-  const auto some = [&](int64_t part) {
-    const int64_t begin = ahead.count * part / 3, end = ahead.count * (part + 1) / 3;
-    return Rows<const Byte>{ahead.data + begin * ahead.stride, ahead.stride, end - begin};
+  const auto third = [](auto rows, int64_t part) {
+    const int64_t begin = rows.count * part / 3, end = rows.count * (part + 1) / 3;
+    rows.data += begin * rows.stride;
+    rows.count = end - begin;
+    return rows;
   };
-  const auto written = [&](int64_t part) {
-    const int64_t begin = out.count * part / 3, end = out.count * (part + 1) / 3;
-    return Rows<Byte>{out.data + begin * out.stride, out.stride, end - begin};
-  };
-  strip_sums<kRows, kTiles>(of, 0, add, some(0), written(0), sums);
-  strip_sums<kRows, kTiles>(of, kRows, add, some(1), written(1), sums + kRows * kPanel);
-  strip_sums<kLast, kTiles>(of, 2 * kRows, add, some(2), written(2), sums + 2 * kRows * kPanel);
+  strip_sums<kRows, kTiles>(of, 0, add, third(ahead, 0), third(out, 0), sums);
+  strip_sums<kRows, kTiles>(of, kRows, add, third(ahead, 1), third(out, 1), sums + kRows * kPanel);
+  strip_sums<kLast, kTiles>(of, 2 * kRows, add, third(ahead, 2), third(out, 2), sums + 2 * kRows * kPanel);
 }
 
 }  // namespace dlinfer::tiles
