@@ -42,7 +42,7 @@ __attribute__((noinline)) void strip_sums(const Factors& of, int64_t first, bool
     for (int word = 0; word < kTile; ++word, x += kWidth, weight += 4) {
       __m512bh own[kTiles];
 #pragma GCC unroll 2
-      for (int t = 0; t < kTiles; ++t) own[t] = (__m512bh)_mm512_load_ps(x + t * of.x_next);
+      for (int t = 0; t < kTiles; ++t) own[t] = load_as<__m512bh>(x + t * of.x_next);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const __m512bh pair = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(weight + r * stride));
