@@ -34,7 +34,7 @@ def fused_moe(
     check_ids(topk_ids, gate_up_weights.shape[0], fused_moe.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    products = (matrix_products(wide, weights) for weights in (gate_up_weights, down_weights))
+    products = matrix_products(wide, gate_up_weights), matrix_products(wide, down_weights)
     return routed(hidden_states, gate_up_weights.shape[0], topk_weights, topk_ids, renormalize, *products)
 
 

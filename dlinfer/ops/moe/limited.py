@@ -44,7 +44,7 @@ def fused_moe_limited(
     check_ids(topk_ids, experts, fused_moe_limited.rules)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
 
-    products = (matrix_products(wide, weights) for weights in (gate_up_weights, down_weights))
+    products = matrix_products(wide, gate_up_weights), matrix_products(wide, down_weights)
     activated = partial(limited, limit=limit)
     return routed(hidden_states, experts, topk_weights, topk_ids, False, *products, activated)
 

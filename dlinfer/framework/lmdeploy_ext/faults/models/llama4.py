@@ -149,7 +149,8 @@ def _attend_to_patches(original: Original, self: Any, hidden_states: Tensor, fre
     """
     q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in self.qkv_proj(hidden_states).chunk(3, -1))
     q, k = (ops.apply_rotary_pos_emb_interleaved(x.float(), *freqs_ci, False).to(x.dtype) for x in (q, k))
-    out = functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = functional.scaled_dot_product_attention(q, k, v)
     return self.o_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -33,7 +33,8 @@ def test_patches_attend_as_in_transformers(dtype: torch.dtype) -> None:
     found = llama4._attend_to_patches.build(lambda *_: None)(attention, projections, table)
     q, k, v = (x.unflatten(-1, (2, 16)) for x in projections.chunk(3, -1))
     q, k = oracle.vision_apply_rotary_emb(q, k, oracle.Llama4VisionRotaryEmbedding(config)(q))
-    expected = functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    expected = functional.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
 
 
