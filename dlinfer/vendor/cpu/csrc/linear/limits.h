@@ -66,8 +66,8 @@ constexpr bool kTakesBlocks = false;
 // them 15 % longer.
 //
 // AVX512-BF16 multiplies 16 rows of x in the time of one. Zen 4, two threads, out x in 9728 x 896: with 24 rows it takes
-// 1.2 times as long as few_rows.h, with 32 as long, and 0.9 times from 64 on, at 0.92 of the peak. torch's product has
-// 0.85 of the peak there, packs the weight anew at each call, and leaves threads of OpenMP's that look for work.
+// 1.2 times as long as few_rows.h, with 32 as long, and 0.9 times from 64 on; 512 rows run at 0.92 of the peak. torch's
+// product has 0.85 of the peak, packs the weight anew at each call, and leaves threads of OpenMP's that look for work.
 #if defined(DLINFER_HAS_TILES)
 constexpr int64_t kUntilTiles = 2;
 #elif defined(DLINFER_HAS_PANELS)
