@@ -81,7 +81,7 @@ test-full: $(STAMP) ## all other tests, and the whole matrix, which goes on wher
 	$(PYTEST) --dist worksteal -m full $(PYTEST_ARGS)
 
 .PHONY: test-seam
-test-seam: ## the tests of torch's private parts on the oldest and newest torch, or SEAM_TORCH=2.14.1; 5 GB each in .venv-seam
+test-seam: ## torch's private parts and the CPU kernels on the oldest and newest torch, or SEAM_TORCH=2.14.1; 5 GB each
 	@for torch in $(SEAM_TORCH); do requirements/seam.sh $$torch $(PYTEST_ARGS) || exit; done
 
 .PHONY: test-pythons

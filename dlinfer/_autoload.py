@@ -2,10 +2,11 @@
 
 torch loads every entry point of the group ``torch.backends`` at the end of its own import, unless
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. An exception here would break everybody's ``import torch``. So this module imports
-only the standard library, never raises, and keeps the traceback of a failed patch for ``dlinfer doctor``. In a process
-that never imports LMDeploy, this module loads nothing else of dlinfer.
+only the standard library and never raises. If a patch fails, it writes a line to stderr and keeps the traceback for
+``dlinfer doctor``. In a process that never imports LMDeploy, this module loads nothing else of dlinfer.
 """
 
+import contextlib
 import sys
 import traceback
 from importlib.abc import MetaPathFinder
@@ -70,7 +71,13 @@ def _notify(module: ModuleType | None) -> bool:
         from dlinfer.framework.lmdeploy_ext import install as adaptor
 
         adaptor.on_import(module)
-    except Exception:  # noqa: BLE001 - whatever it is, LMDeploy goes on as without dlinfer; doctor shows it
+    except Exception as error:  # noqa: BLE001 - whatever it is, LMDeploy goes on as without dlinfer
         _failure = traceback.format_exc()
+        _print(f"LMDeploy runs without dlinfer, because a patch failed: {type(error).__name__}: {error}")
         return False
     return True
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(Exception):  # stderr may be closed, or None
+        sys.stderr.write(f"dlinfer: {text}. `dlinfer doctor` shows the traceback.\n")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of torch's private parts on one version of torch, in an environment of its own. `make test-seam` runs it
-# for the oldest and the newest version that pyproject.toml admits. Another torch than the locked one comes from PyPI as
+# Runs the tests of torch's private parts on one version of torch, in an environment of its own, and compiles the CPU
+# kernels against that torch's headers. `make test-seam` runs it for the oldest and the newest version that
+# pyproject.toml admits. Another torch than the locked one comes from PyPI as
 # the CUDA build (5 GB on disk) unless TORCH_INDEX names an index with a CPU build. torch's libraries link to nearly all
 # of the nvidia packages, so `import torch` fails without them, also where there is no card. It could do without
 # triton, cuda-bindings, cusolver and nvtx, 1.2 of the 5 GB.
@@ -27,4 +28,5 @@ if ! "$python" -c "import sys, torch; sys.exit(torch.__version__.split('+')[0] !
 fi
 
 echo "seam: torch $("$python" -c 'import torch; print(torch.__version__)')"
-PYTHONPATH=. "$python" -m pytest -p no:cacheprovider -q "$@" tests/graph/torch_private
+PYTHONPATH=. "$python" -m pytest -p no:cacheprovider -q "$@" \
+    tests/graph/torch_private tests/vendor/cpu/test_native.py

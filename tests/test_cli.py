@@ -276,6 +276,22 @@ def test_a_wrong_setting_is_a_problem_not_a_crash(capsys, environment):
     assert "FAIL: solve the problems above first" in out
 
 
+def test_a_wrong_setting_does_not_end_a_new_process():
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DLINFER_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlinfer", "doctor", "--json"],
+        env={**environment, "DLINFER_CPU_WEIGHTS": "plain"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert "expected one of auto, kept, bf12, int8, int4" in found["problems"][0]
+    assert any(vendor["name"] == "cpu" and vendor["state"] == "PASS" for vendor in found["vendors"])
+    rows = {row["variable"]: row["value"] for row in found["settings"]}
+    assert rows["DLINFER_CPU_WEIGHTS"] == "plain"
+
+
 def test_an_unknown_vendor_in_the_setting_is_a_problem(capsys, environment):
     environment("DLINFER_VENDOR", "cup")
     assert "unknown vendor or device_type 'cup'" in report(capsys, status=1)["problems"][0]

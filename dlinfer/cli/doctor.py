@@ -4,11 +4,12 @@ An error never ends doctor but becomes a finding, because users run doctor when 
 broken. The process of doctor never imports LMDeploy.
 """
 
+import contextlib
 import json
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
@@ -167,6 +168,21 @@ def collect(selftest: bool = False) -> Report:
     selftest: also run the self-test cases that have not run on this machine yet. The first time, this takes a minute.
     """
     origins = settings.origins(os.environ)
+    with _hidden([origin.variable for origin in origins if origin.problem]):
+        return _collect(origins, selftest)
+
+
+@contextlib.contextmanager
+def _hidden(variables: list[str]) -> Iterator[None]:
+    """Remove variables with wrong values from the environment, so that everything else can be examined."""
+    values = {variable: os.environ.pop(variable) for variable in variables}
+    try:
+        yield
+    finally:
+        os.environ.update(values)
+
+
+def _collect(origins: list[settings.Origin], selftest: bool) -> Report:
     problems = [origin.problem for origin in origins if origin.problem]
     policy = "" if problems else settings.current().fallback
     problems += filter(None, (autoload.problem(), *rivals()))

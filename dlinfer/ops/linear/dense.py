@@ -1,5 +1,6 @@
 """Matrix product with a weight as torch.nn.Linear stores it."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,11 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlinfer import settings
+from dlinfer.errors import SettingError
 from dlinfer.ops.collective.all_reduce import all_reduce as sum_over_ranks
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
-settings.current()  # read the environment at import: Dynamo traces the call below and can't trace this read
+with contextlib.suppress(SettingError):  # the first call raises it; `dlinfer doctor` has to import this module
+    settings.current()  # read the environment at import: Dynamo traces the call below and can't trace this read
 
 _ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"
 TOLERANCES = {

@@ -127,6 +127,8 @@ def test_a_fault_of_ours_leaves_lmdeploy_as_it_is_and_is_kept_for_doctor(environ
     assert done.returncode == 0, done.stderr
     assert "PytorchEngineConfig(device_type='cuda')" in done.stdout
     assert "a fault of ours" in done.stdout
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("dlinfer:"))
+    assert "LMDeploy runs without dlinfer, because a patch failed: RuntimeError: a fault of ours." in line
 
 
 @pytest.mark.full

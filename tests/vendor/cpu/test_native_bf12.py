@@ -323,3 +323,24 @@ for _ in range(30):
         raise AssertionError("nobody saw it")
 """
         subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+RESIDENT = """
+import torch
+from dlinfer.conformance.checks.memory import _resident
+from dlinfer.vendor.cpu import native
+
+assert native.why_not() is None
+weight = torch.randn(4864, 896).bfloat16()
+packed = [torch.ops.dlinfer_cpu.pack_bf12(weight)]
+before = _resident()
+packed += [torch.ops.dlinfer_cpu.pack_bf12(weight) for _ in range(16)]
+print(_resident() - before, sum(one.nbytes for one in packed[1:]))
+"""
+
+
+def test_packed_weights_lie_side_by_side() -> None:
+    done = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, check=True)
+    resident, packed = map(int, done.stdout.split())
+    assert 16 * 6.2e6 < packed < 16 * 6.6e6
+    assert resident < 1.06 * packed, "each in huge pages of its own would be 1.3"

@@ -49,7 +49,8 @@ class ResultMemory {
         return found;
       }
     }
-    return map(bytes);
+    const int64_t unit = bytes >= 2 * kHugePage ? kHugePage : 64 << 10;
+    return map((bytes + unit - 1) / unit * unit);
   }
 
   void give_back(Block block) {
@@ -66,13 +67,11 @@ class ResultMemory {
     unmap(block);
   }
 
-  static Block map(int64_t bytes) {
-    const bool huge = bytes >= 2 * kHugePage;
-    const int64_t unit = huge ? kHugePage : 64 << 10, size = (bytes + unit - 1) / unit * unit;
+  static Block map(int64_t size) {
     void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-    if (huge) madvise(data, size, MADV_HUGEPAGE);  // a wish
+    if (size >= 2 * kHugePage) madvise(data, size, MADV_HUGEPAGE);  // a wish
 #endif
     return {data, size};
   }
@@ -140,7 +139,8 @@ inline torch::stable::Tensor empty_packed_like(const torch::stable::Tensor& x) {
   return empty_packed({shape.begin(), shape.end()}, x.scalar_type(), x.element_size());
 }
 
-// A long-lived uint8 tensor [bytes], such as a weight: its memory is exactly as large as needed, and not from the pool.
+// A long-lived uint8 tensor [bytes], such as a weight: its memory is not from the pool, and ends where the bytes end.
+// Then the system puts the next one beside it, and a huge page may hold parts of both.
 inline torch::stable::Tensor empty_lasting(int64_t bytes) {
   using namespace torch::headeronly;
   if (bytes < kLeastPooled) return empty_packed({bytes}, ScalarType::Byte, 1);
