@@ -64,15 +64,18 @@ def test_torch_s_autoload_fails_as_cann_is_missing(tmp_path):
     assert row(report, "cpu")["state"] == "PASS"
 
 
-def test_another_command_says_what_torch_says(monkeypatch):
-    from dlinfer import cli
-
-    def fails():
-        raise RuntimeError("Failed to load the backend extension: torch_npu. You can disable it")
-
-    monkeypatch.setattr(cli, "parser_of_all", fails)
-    with pytest.raises(RuntimeError, match="torch_npu"):
-        cli.main(["explain", "folder"])
+@pytest.mark.slow
+def test_another_command_says_what_torch_says(tmp_path):
+    fake_torch_npu(tmp_path, f"raise ImportError({NO_CANN!r})", torch.__version__.split("+")[0])
+    done = subprocess.run(
+        [sys.executable, "-m", "dlinfer", "conformance", "cpu"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: Failed to load the backend extension: torch_npu" in done.stderr
     assert autoload.reason(RuntimeError("another")) is None
 
 

@@ -12,15 +12,7 @@ from dlinfer.cli import autoload
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; ``argv`` defaults to ``sys.argv[1:]``."""
-    try:
-        command_line = parser_of_all()
-    except RuntimeError as error:
-        words = list(sys.argv[1:] if argv is None else argv)
-        failed = autoload.reason(error)
-        if failed is None or words[:1] != ["doctor"]:
-            raise
-        return autoload.run_without(words, failed)
-    arguments = command_line.parse_args(argv)
+    arguments = parser_of_all().parse_args(argv)
     return arguments.run(arguments)
 
 
@@ -228,8 +220,14 @@ _DOCTOR_EXIT = (
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from dlinfer.cli import doctor
-
+    try:
+        from dlinfer.cli import doctor
+    except RuntimeError as error:
+        failed = autoload.reason(error)
+        if failed is None:
+            raise
+        options = ["--json"] * arguments.json + ["--selftest"] * arguments.selftest
+        return autoload.run_without(["doctor", *options], failed)
     report = doctor.collect(selftest=arguments.selftest)
     if arguments.json:
         sys.stdout.write(doctor.to_json(report) + "\n")

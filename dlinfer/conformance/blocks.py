@@ -14,8 +14,9 @@ from torch.nn import functional
 from dlinfer import ops
 from dlinfer.ops.core.samples import SampleMaker
 from dlinfer.utils.type_annotation import MoeMetadata
-from dlinfer.vendor.claims import DTYPES
+from dlinfer.vendor.claims import compute_dtypes
 
+DTYPES = compute_dtypes()
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDE, EXPERTS, TOP, VOCABULARY = 32, 4, 2, 16, 48, 4, 2, 64
 RANK, TURNED = 32, 16
 """Two sizes in latent attention. RANK: the size of a token's latent vector.

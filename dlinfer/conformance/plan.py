@@ -17,7 +17,7 @@ from dlinfer.ops.core.kernels import several_implementations
 from dlinfer.ops.core.spec import OpSpec, registry
 from dlinfer.vendor import discovery
 from dlinfer.vendor.base import HOST
-from dlinfer.vendor.claims import DTYPES, Claim, Claims
+from dlinfer.vendor.claims import Claim, Claims
 
 VALUES = "values"
 DYNAMIC_CASES = 1, 5
@@ -116,7 +116,7 @@ def plan(
     for op in registry().values():
         if ops and op.name not in ops:
             continue
-        for dtype in DTYPES:
+        for dtype in blocks.DTYPES:
             claim = claims.get(op.name)
             claimed = claim is not None and dtype in claim.dtypes
             if not claimed:
@@ -144,7 +144,7 @@ def whole_blocks(
                     continue
                 if not (subject.vendor.load_kernels if check.eager else subject.vendor.engines):
                     continue
-                if (check.thorough if thorough else check.quick) is Of.EVERY or dtype is DTYPES[0]:
+                if (check.thorough if thorough else check.quick) is Of.EVERY or dtype is blocks.DTYPES[0]:
                     yield Task(whole.Whole(subject, block, dtype), check)
 
 
@@ -178,7 +178,8 @@ def _of_check(
 
 
 def _first_dtype(claim: Claim | None) -> torch.dtype:
-    return DTYPES[0] if claim is None else next(dtype for dtype in DTYPES if dtype in claim.dtypes)
+    dtypes = blocks.DTYPES
+    return dtypes[0] if claim is None else next(dtype for dtype in dtypes if dtype in claim.dtypes)
 
 
 def cases_of(subject: Subject, op: OpSpec, dtype: torch.dtype) -> Iterator[Case]:

@@ -7,14 +7,15 @@ nor graphs, so ops can ask for the active vendor without an import cycle.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from dlinfer.errors import KernelDeclined, KernelRuleError
 from dlinfer.toolchain.recipe import Toolchain
 from dlinfer.vendor.claims import Claims, Proofs
 from dlinfer.vendor.device import Device
+
+if TYPE_CHECKING:  # dlinfer serve imports this module, and needs no torch
+    from torch import Tensor
 
 HOST = "cpu"
 """torch's device type of this machine's own processor."""
@@ -132,7 +133,7 @@ class KVCacheLayout:
         sizes = {"B": blocks, "S": block_size, "H": kv_heads, "D": head_size}
         return tuple(sizes[dim] for dim in self.order)
 
-    def canonical(self, cache: Tensor) -> Tensor:
+    def canonical(self, cache: "Tensor") -> "Tensor":
         """Return a view of ``cache`` as [blocks, block_size, kv_heads, head_size], on the same memory."""
         if self.order == "BSHD":
             return cache

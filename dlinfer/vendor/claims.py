@@ -1,13 +1,19 @@
 """A vendor's claims, which ``dlinfer conformance`` checks, and how far its kernels were tested."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # dlinfer serve imports this module, and needs no torch
+    import torch
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes that models compute in."""
+
+def compute_dtypes() -> "tuple[torch.dtype, ...]":
+    """Return the dtypes that models compute in."""
+    import torch
+
+    return torch.float32, torch.float16, torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class Claim:
         the kernel declines in the check ``values`` of ``dlinfer conformance`` is a broken claim.
     """
 
-    dtypes: tuple[torch.dtype, ...] = DTYPES
+    dtypes: "tuple[torch.dtype, ...]" = field(default_factory=compute_dtypes)
     in_part: bool = False
 
 

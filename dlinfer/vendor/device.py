@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dlinfer.vendor.streams import Streams
+
+if TYPE_CHECKING:  # dlinfer serve imports this module, and needs no torch
+    from torch import Tensor
 
 
 class DeviceMemory(NamedTuple):
@@ -38,18 +39,18 @@ class Sampler(Protocol):
     that. No argument is mutated.
     """
 
-    def largest(self, logits: Tensor) -> Tensor | None:
+    def largest(self, logits: "Tensor") -> "Tensor | None":
         """Return the index of each row's largest logit, the first of several. NaN is largest, as in ``argmax(-1)``."""
         ...
 
     def draw(
         self,
-        logits: Tensor,
-        numbers: Tensor,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        min_p: Tensor | None = None,
-    ) -> Tensor | None:
+        logits: "Tensor",
+        numbers: "Tensor",
+        top_k: "Tensor | None" = None,
+        top_p: "Tensor | None" = None,
+        min_p: "Tensor | None" = None,
+    ) -> "Tensor | None":
         """Draw one token of each row by inverting the cumulative distribution of its tokens, most probable first.
 
         numbers: floating [B], random numbers in [0, 1). The first token whose cumulative probability exceeds a row's
@@ -161,7 +162,7 @@ class Device(ABC):
         """Return the vendor's sampler. None: the framework samples."""
         return None
 
-    def pack_bf12(self, weight: Tensor) -> Tensor | None:
+    def pack_bf12(self, weight: "Tensor") -> "Tensor | None":
         """Pack a bfloat16 matrix like ``ops.quantised.bf12.pack``, but faster. None: the caller uses that function."""
         return None
 

@@ -48,6 +48,19 @@ def test_import_dlinfer_loads_one_module_of_ours_and_not_torch():
     assert {name.partition(".")[0] for name in found["new"]} - set(sys.stdlib_module_names) == {"dlinfer"}
 
 
+def test_the_command_line_and_the_supervisor_of_servers_need_no_torch():
+    """torch takes seconds to import and 180 MiB of memory, which ``dlinfer serve`` would hold beside its servers."""
+    found = in_a_new_process(
+        "from dlinfer.cli import parser_of_all\nparser_of_all()\n"
+        "from dlinfer.embedding.folder import task_of\n"
+        "from dlinfer.serve import addresses, join, options, placement, router, supervisor\n"
+        "from dlinfer.vendor.cpu.host import cpus\n"
+        "placement.place(cpus.usable_cpus().physical(), cpus.usable_cpus().quota, 1)\n"
+        "found['torch'] = 'torch' in sys.modules"
+    )
+    assert found["torch"] is False
+
+
 def test_the_autoload_hook_loads_only_the_standard_library():
     found = in_a_new_process(
         "before = set(sys.modules)\n"

@@ -46,6 +46,7 @@ DONE_WITHOUT = {
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent._async_model_forward",
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.async_forward",
     "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent.get_logits",
+    "lmdeploy.pytorch.weight_loader.model_weight_loader:process_weights_after_loading",
     "lmdeploy.cli.entrypoint:run",
     "lmdeploy.cli.utils:ArgumentHelper.add_spec_group",
     "lmdeploy.cli.utils:ArgumentHelper.cache_max_entry_count",

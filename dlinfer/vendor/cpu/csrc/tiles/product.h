@@ -34,11 +34,7 @@
 namespace dlinfer::tiles {
 
 constexpr int kBlockSums = kPanel * kPanel;
-#if defined(DLINFER_HAS_TILES)
 constexpr int64_t kPartSteps = 16;                         // tiles along a part: 32 KiB of a panel
-#else
-constexpr int64_t kPartSteps = 32;                         // 22 KiB of a third of a panel
-#endif
 constexpr int64_t kDepthTiles = 512 * 32;                  // rows of x times tiles along a depth: 1 MiB
 constexpr int64_t kDepthUnit = 4;                          // tiles
 constexpr int64_t kGroup = 8;                              // panels whose sums are kept from depth to depth
