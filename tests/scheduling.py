@@ -30,3 +30,21 @@ class ByFile(LoadFileScheduling):
         if first is not None:
             self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test that ended a worker, if it crashed, and give the tests that it has not run to others.
+
+        xdist's own function also hands out files whose tests have all run. They never end, so the run hangs.
+        """
+        units = self.assigned_work.pop(node)
+        crashed = next((test for unit in units.values() for test, ran in unit.items() if not ran), None)
+        if crashed is None:
+            return None
+        for scope, unit in units.items():
+            if crashed in unit:
+                unit[crashed] = True
+            if not all(unit.values()):
+                self.workqueue[scope] = unit
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed

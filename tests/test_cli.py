@@ -283,6 +283,7 @@ def test_a_wrong_setting_does_not_end_a_new_process():
         env={**environment, "DLINFER_CPU_WEIGHTS": "plain"},
         capture_output=True,
         text=True,
+        check=False,
     )
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)

@@ -62,3 +62,27 @@ def test_tests_of_such_a_folder_run_in_one_process():
 
 def test_what_begins_first_is_there():
     assert [one for one in FIRST if not (ROOT / one).exists()] == []
+
+
+def test_a_process_that_crashes_leaves_its_tests_to_others():
+    tests = [f"tests/a/test_{file}.py::test_{case}" for file in range(8) for case in range(2)]
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(loadscopereorder=False), getvalue=lambda _: ["popen"] * 2
+    )
+    scheduling = ByFile(config)
+    nodes: list[Any] = [Process(), Process()]
+    for node in nodes:
+        scheduling.add_node(node)
+        scheduling.add_node_collection(node, tests)
+    scheduling.schedule()
+    crashing, other = nodes
+    done = crashing.told[:3]  # a file, and half of the next
+    for number in done[:2]:
+        scheduling.mark_test_complete(crashing, number)
+    assert scheduling.remove_node(crashing) == tests[done[2]]
+    count = 0
+    while count < len(other.told):
+        scheduling.mark_test_complete(other, other.told[count])
+        count += 1
+    assert sorted(done + other.told) == list(range(len(tests)))
+    assert not scheduling.has_pending

@@ -53,6 +53,9 @@ def reason_without_panels() -> str:
     return "" if "avx512_bf16" in cpu_flags().split() else "this CPU has no avx512_bf16"
 
 
+UNKNOWN = "torch 2.12 printed the reason to stderr"
+"""The text of an error of torch's C interface, where torch does not tell more."""
+
 needs_compiler = pytest.mark.skipif(without_compiler(), reason="no C++ compiler is installed")
 
 

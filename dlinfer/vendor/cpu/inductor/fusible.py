@@ -30,6 +30,8 @@ _INDEXED_BY_DATA = (
     "index_fill", "index_select", "take", "put",
 )  # fmt: skip
 
+_DIVISIONS = ("div", "floor_divide", "fmod", "remainder")
+
 # A norm's scale depends on a sum. Loops sum in another order than torch, which changes the last digit. A scaled value
 # halfway between two 16-bit numbers then moves by a whole step. So in 16 bits norms are calls of kernels with torch's
 # order. In float32 they are calls if there is a C++ kernel, because loops would end a chain.
@@ -179,6 +181,16 @@ class _Hole:
         self.index = index
 
 
+def _may_divide_integers_by_zero(node: fx.Node) -> bool:
+    """Return whether a node divides integers by something other than a constant, which may be 0.
+
+    At 0, code of torch 2.12's inductor ends the process. That of later releases does where it rounds towards 0.
+    """
+    divisor = node.args[1] if len(node.args) > 1 else node.kwargs.get("other")
+    is_constant = isinstance(divisor, (int, float)) and divisor != 0
+    return not is_constant and not fake(node).is_floating_point()
+
+
 def _filled(places: Any, results: Any) -> Any:
     return pytree.tree_map(lambda leaf: results[leaf.index] if isinstance(leaf, _Hole) else leaf, places)
 
@@ -189,7 +201,7 @@ def _is_loop(node: fx.Node) -> bool:
         return True  # arithmetic on sizes
     if inductor.calls_library(target):
         return False
-    if node.kwargs.get("rounding_mode") == "trunc" and not fake(node).is_floating_point():
-        return False  # inductor's code ends the process at an integer division by 0
     name = target._schema.name.split("::")[1]
+    if name.rstrip("_") in _DIVISIONS and _may_divide_integers_by_zero(node):
+        return False
     return target.namespace in ("aten", "prims") and name not in (*_LIBRARY_CALLS, *_INDEXED_BY_DATA)

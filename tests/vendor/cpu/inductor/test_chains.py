@@ -16,6 +16,7 @@ from dlinfer.graph.ir.program import Constant, Joined, Program, Step, Value
 from dlinfer.utils import computing
 from dlinfer.vendor.cpu import native
 from dlinfer.vendor.cpu.inductor import chains, kernels
+from tests.vendor.cpu.test_native import UNKNOWN
 
 H = 64
 weights = {name: torch.randn(H, H).bfloat16() * 0.1 for name in "abc"}
@@ -275,11 +276,10 @@ def test_an_error_names_the_step(bad):
 def test_an_error_of_a_view_names_the_step(capfd):
     steps = [linear("a", "x", "a"), linear("b", "a", "b"), view("c", "view.default", Value("b"), [5, 5])]
     _, chained = programs(steps, (Value("c"),))
-    with pytest.raises(
-        GraphRunError, match=r"model.py, c.*shape '\[5, 5\]' is invalid for input of size 128"
-    ):
+    reason = rf"shape '\[5, 5\]' is invalid for input of size 128|{UNKNOWN}"
+    with pytest.raises(GraphRunError, match=rf"model.py, c.*({reason})") as info:
         chained(x_of(2, H))
-    assert capfd.readouterr().err == ""
+    assert (capfd.readouterr().err == "") is (UNKNOWN not in str(info.value))
 
 
 def test_threads_run_one_chain_at_once():

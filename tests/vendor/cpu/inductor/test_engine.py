@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dlinfer.errors import GraphFallbackError, GraphRunError
+from dlinfer.errors import CaptureError, GraphFallbackError, GraphRunError
 from dlinfer.graph.ir.layout import laid_out
 from dlinfer.vendor.cpu.inductor.engine import InductorEngine
 from tests.graph.compiling import compiled, last_report, same_as_eager, use_engine
@@ -83,10 +83,20 @@ def test_a_wrong_index_is_an_error_and_not_the_end_of_the_process():
         torch.testing.assert_close(run(tokens, table), looks_up(tokens, table))
 
 
-@pytest.mark.parametrize("mode", ["trunc", "floor"])
-def test_a_division_of_integers_by_zero_is_an_error(mode):
+DIVISIONS = {
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "floor_divide": torch.floor_divide,
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "of a number": lambda a, b: torch.remainder(7, b),
+}
+
+
+@pytest.mark.parametrize("divide", DIVISIONS.values(), ids=DIVISIONS)
+def test_a_division_of_integers_by_zero_is_an_error(divide):
     def divides(a, b):
-        return torch.div(a, b, rounding_mode=mode) * 2 + 1
+        return divide(a, b) * 2 + 1
 
     run = compiled(divides, small_regions="engine", dynamic=True)
     a, b = torch.arange(4000), torch.arange(4000) + 1
@@ -94,6 +104,18 @@ def test_a_division_of_integers_by_zero_is_an_error(mode):
         torch.testing.assert_close(run(a, b), divides(a, b))
         with pytest.raises(GraphRunError, match="ZeroDivisionError"):
             run(a, b - 7)
+
+
+@pytest.mark.parametrize("divide", DIVISIONS.values(), ids=DIVISIONS)
+def test_a_division_of_integers_by_a_constant_zero_is_an_error(divide):
+    if divide is DIVISIONS["of a number"]:
+        divide = torch.remainder
+
+    def divides(a):
+        return divide(a, 0) * 2 + 1
+
+    with torch.no_grad(), pytest.raises((GraphRunError, CaptureError), match="ZeroDivisionError"):
+        compiled(divides, small_regions="engine")(torch.arange(4000))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
