@@ -15,6 +15,7 @@ from dlinfer.graph.engine import find_engine
 from dlinfer.graph.report import report
 from tests.caches import fresh_cache
 from tests.graph.report.test_report import whole
+from tests.torch_releases import since_2_13
 
 
 def test_nothing_captured_shows():
@@ -115,6 +116,7 @@ def test_graph_breaks_show_reason_and_line(tmp_path):
     assert f"graph break: {found.reason}" in str(explanation)
 
 
+@since_2_13("names the guard of the entry before, for a call that is not a recompilation")
 def test_explaining_leaves_dynamos_other_entries_alone(tmp_path):
     ran = []
 

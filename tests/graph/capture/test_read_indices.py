@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.torch_releases import since_2_13
+
 OPTIONS: dict[str, Any] = {"engine": "inductor", "fallback": "allow"}
 
 
+@since_2_13("cannot trace a row whose number is in a tensor")
 @pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("rows", [1, 3])
 @torch.no_grad()

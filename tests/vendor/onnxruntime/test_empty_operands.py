@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from dlinfer.errors import GraphFallbackError
 from dlinfer.graph.report import report
 from dlinfer.graph.torch_private.dynamo import mark_unbacked
+from tests.torch_releases import IS_2_12
 from tests.vendor.onnxruntime.regions import as_in_eager, compiled, refused, subgraph
 
 ALWAYS = {
@@ -31,6 +32,10 @@ ALWAYS = {
     "split": (lambda x: x.split(1, 0)[-1] * 2, (0, 4)),
     "repeat_interleave": (lambda x: x.repeat_interleave(2, 0), (3, 0)),
 }
+
+
+if IS_2_12:  # its split of no rows raises
+    del ALWAYS["split"]
 
 
 @pytest.mark.parametrize("name", ALWAYS)

@@ -65,7 +65,9 @@ def test_written_tensors_are_gathered_and_keep_their_numbers() -> None:
     weights = memory[: 1 << 20].split(1 << 18)
     memory[:] = torch.arange(memory.numel())
     # A quarter of the mapping: storages of views are whole, so each weight is a storage of its own.
-    apart = [torch.frombuffer(whole, dtype=torch.int64, count=1 << 18, offset=part << 21) for part in range(4)]
+    apart = [
+        torch.frombuffer(whole, dtype=torch.int64, count=1 << 18, offset=part << 21) for part in range(4)
+    ]
     huge_pages.gather([*apart, torch.empty(0)])
     assert torch.equal(torch.cat(apart), torch.arange(1 << 20))
     assert all(torch.equal(one, weight) for one, weight in zip(apart, weights, strict=True))
@@ -77,7 +79,12 @@ def test_written_tensors_are_gathered_and_keep_their_numbers() -> None:
 def test_a_huge_page_with_little_of_a_tensor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(huge_pages, "_advise", lambda *call: asked.append(call))
-    extents = {(10 << 20, (12 << 20) + 1000), (14 << 20, 15 << 20), (21 << 20, 22 << 20), (30 << 20, (30 << 20) + 9)}
+    extents = {
+        (10 << 20, (12 << 20) + 1000),
+        (14 << 20, 15 << 20),
+        (21 << 20, 22 << 20),
+        (30 << 20, (30 << 20) + 9),
+    }
     monkeypatch.setattr(huge_pages, "_extents", lambda tensors: extents)
     huge_pages.gather([])
     ranges = [(begin >> 20, end >> 20) for begin, end, advice in asked if advice == mmap.MADV_HUGEPAGE]
