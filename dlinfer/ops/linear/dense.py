@@ -14,7 +14,7 @@ from dlinfer.ops.collective.all_reduce import all_reduce as sum_over_ranks
 from dlinfer.ops.core.samples import Sample, SampleMaker
 from dlinfer.ops.core.spec import Tolerance, fused_op
 
-with contextlib.suppress(SettingError):  # the first call raises it; `dlinfer doctor` has to import this module
+with contextlib.suppress(SettingError):  # the first call raises it; `dlinfer doctor` imports this module
     settings.current()  # read the environment at import: Dynamo traces the call below and can't trace this read
 
 _ROUNDING = "products are summed in float32 and the sum is rounded once, or twice with a bias"

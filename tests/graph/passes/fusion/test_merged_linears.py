@@ -47,7 +47,7 @@ class Layers(nn.Module):
         self.code = code
 
     def forward(self, x):
-        return self.code(x, **self.layers)
+        return self.code(x, **dict(self.layers.items()))  # Dynamo of torch 2.12 cannot unpack a ModuleDict
 
 
 def pair(code, *, bias: bool = True) -> nn.Module:
