@@ -20,7 +20,7 @@ def compute_dtypes() -> "tuple[torch.dtype, ...]":
 class Claim:
     """A vendor's claim that its own kernel serves an op. It says nothing of the vendor's engines.
 
-    dtypes: the dtypes of the calls that the kernel serves.
+    dtypes: the dtypes of the calls that the kernel serves. Default: float32, float16 and bfloat16.
     in_part: True if the kernel may decline some of these calls, which the reference then runs. If False, a call that
         the kernel declines in the check ``values`` of ``dlinfer conformance`` is a broken claim.
     """
