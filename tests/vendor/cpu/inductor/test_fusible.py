@@ -81,7 +81,8 @@ def loops(function, *args) -> dict[str, int]:
             False,
         ),
         (lambda a, b: torch.div(a, b, rounding_mode="trunc"), [x, x + 1], "aten.div.Tensor_mode", True),
-        (lambda a, b: a // b, [numbers, numbers + 1], "aten.floor_divide", True),
+        (lambda a, b: a // b, [numbers, numbers + 1], "aten.floor_divide", False),
+        (lambda a: a // 3, [numbers], "aten.floor_divide", True),
     ],
 )
 def test_loops(function, args, op, fuses):
