@@ -71,9 +71,8 @@ def bind(device_type: str, vendor: Vendor) -> None:
         name: _counting(spec, _bound_kernel(spec, vendor, kernels.get(name)))
         for name, spec in registry().items()
     }
-    if (
-        device_type not in _libraries and device_type != "meta"
-    ):  # on meta tensors, torch calls an op's fake function
+    # On meta tensors, torch calls an op's fake function.
+    if device_type not in _libraries and device_type != "meta":
         key = torch._C._dispatch_key_for_device(device_type)  # pyright: ignore[reportPrivateUsage] - has no public name
         library = Library(NAMESPACE, "IMPL")
         for name in registry():

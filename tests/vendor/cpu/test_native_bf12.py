@@ -327,15 +327,15 @@ for _ in range(30):
 
 RESIDENT = """
 import torch
-from dlinfer.conformance.checks.memory import _resident
 from dlinfer.vendor.cpu import native
+from tests.resident import resident
 
 assert native.why_not() is None
 weight = torch.randn(4864, 896).bfloat16()
 packed = [torch.ops.dlinfer_cpu.pack_bf12(weight)]
-before = _resident()
+before = resident()
 packed += [torch.ops.dlinfer_cpu.pack_bf12(weight) for _ in range(16)]
-print(_resident() - before, sum(one.nbytes for one in packed[1:]))
+print(resident() - before, sum(one.nbytes for one in packed[1:]))
 """
 
 

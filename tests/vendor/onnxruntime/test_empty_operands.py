@@ -34,12 +34,10 @@ ALWAYS = {
 }
 
 
-if IS_2_12:  # its split of no rows raises
-    del ALWAYS["split"]
-
-
 @pytest.mark.parametrize("name", ALWAYS)
 def test_an_operand_that_is_empty_whatever_comes_is_refused(name):
+    if IS_2_12 and name == "split":
+        pytest.skip("torch 2.12 cannot split a tensor of no rows while it traces")
     function, shape = ALWAYS[name]
     reasons = refused(subgraph(function, torch.randn(shape), fixed=True))
     assert any("without elements" in reason for reason in reasons.values())

@@ -41,7 +41,7 @@ def wish_for(tensors: Iterable[Tensor]) -> None:
 
 
 def gather(tensors: Iterable[Tensor]) -> None:
-    """Move tensors in host memory into huge pages. An address that tensors fill less than half stays in small pages.
+    """Move tensors in host memory into huge pages. Pages stay small where tensors fill less than half of a huge page.
 
     The system copies the pages at once (Linux 6.1) or in the background.
     """

@@ -13,13 +13,13 @@ from dlinfer.framework.lmdeploy_ext.device import huge_pages
 SMAPS = Path("/proc/self/smaps")
 
 
-def flags_at(address: int) -> list[str]:
-    """Those of the mapping with an address, as proc(5) names them."""
+def told(address: int, field: str) -> list[str]:
+    """The words of a field of the mapping with an address, as proc(5) names it."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
-        elif inside and line.startswith("VmFlags:"):
+        elif inside and line.startswith(f"{field}:"):
             return line.split()[1:]
     raise AssertionError(f"nothing is mapped at {address:#x}")
 
@@ -32,9 +32,9 @@ def test_large_tensors_are_marked_to_their_ends_and_small_ones_are_not() -> None
     # In a mapping of its own: the heap keeps the mark of a large tensor that it once held.
     small = torch.frombuffer(mmap.mmap(-1, 1000, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
     huge_pages.wish_for([large[5:], small])
-    assert "hg" in flags_at(large.data_ptr())
-    assert "hg" in flags_at(large.data_ptr() + large.nbytes - 1)
-    assert "hg" not in flags_at(small.data_ptr())
+    assert "hg" in told(large.data_ptr(), "VmFlags")
+    assert "hg" in told(large.data_ptr() + large.nbytes - 1, "VmFlags")
+    assert "hg" not in told(small.data_ptr(), "VmFlags")
 
 
 def test_nothing_is_asked_where_the_system_has_no_such_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,17 +46,6 @@ def test_numbers_stay() -> None:
     x = torch.arange(4 << 20)
     huge_pages.wish_for([x, x[3:], torch.empty(0)])
     assert torch.equal(x, torch.arange(4 << 20))
-
-
-def huge_bytes(address: int) -> int:
-    """Bytes in huge pages of the mapping with an address."""
-    inside = False
-    for line in SMAPS.read_text().splitlines():
-        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
-        elif inside and line.startswith("AnonHugePages:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
 def test_written_tensors_are_gathered_and_keep_their_numbers() -> None:
@@ -73,7 +62,8 @@ def test_written_tensors_are_gathered_and_keep_their_numbers() -> None:
     assert all(torch.equal(one, weight) for one, weight in zip(apart, weights, strict=True))
     if not SMAPS.exists() or "never" in huge_pages_setting() or kernel() < (6, 1):
         pytest.skip("this system does not collapse pages")
-    assert 6 << 20 <= huge_bytes(memory.data_ptr()) <= 8 << 20, "the address may be no multiple of 2 MiB"
+    huge = int(told(memory.data_ptr(), "AnonHugePages")[0]) << 10
+    assert 6 << 20 <= huge <= 8 << 20, "the address may be no multiple of 2 MiB"
 
 
 def test_a_huge_page_with_little_of_a_tensor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
